@@ -1,0 +1,38 @@
+# Everything on a fresh machine: `make demo` and `make test`. Both make the virtual environment first.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: install demo test test-all check format bench clean
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,s3]"
+	touch $(STAMP)
+
+demo: install            ## train on 2 ranks, be killed with SIGKILL inside a save, resume on 1 rank
+	$(BIN)/python -m resilio_drills.demo
+
+test: install            ## the cut that CI runs
+	$(BIN)/python -m pytest -m "not full"
+
+test-all: install        ## the whole matrix
+	$(BIN)/python -m pytest
+
+check: install           ## style, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layers.py
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install           ## save and load next to plain DCP, in one run, as ratios
+	$(BIN)/python -m benchmarks.save_load
+
+clean:
+	rm -rf $(VENV) .demo dist build .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,215 @@
+"""The records of a run as they lie on storage. docs/format.md describes each field for people.
+
+Field names and meanings are for ever: later releases add fields, with defaults, and change none. Decoding checks types
+and bounds, ignores fields it does not know, and refuses a `format` newer than `FORMAT`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from ..errors import FormatError, NewerFormatError
+
+__all__ = [
+    "FORMAT",
+    "CommitRecord",
+    "GenerationRecord",
+    "Manifest",
+    "ManifestPart",
+    "ObjectRecord",
+    "ParentRef",
+    "PartRef",
+    "Piece",
+    "RunRecord",
+    "TensorRecord",
+    "decode",
+    "encode",
+]
+
+FORMAT = 1
+
+Step = Annotated[int, msgspec.Meta(ge=0, le=999_999_999)]
+Generation = Annotated[int, msgspec.Meta(ge=1, le=999_999)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,20}:[0-9a-f]{1,128}$")]  # "xxh3_128:9f86…"
+Dims = Annotated[list[Size], msgspec.Meta(max_length=64)]
+
+
+class RunRecord(msgspec.Struct, kw_only=True):
+    """`resilio.json`: this is a run."""
+
+    format: int
+    run_id: Name
+
+
+class ParentRef(msgspec.Struct, kw_only=True, frozen=True):
+    """A checkpoint of the lineage, as a generation record names it."""
+
+    generation: Generation
+    step: Step
+
+
+class GenerationRecord(msgspec.Struct, kw_only=True):
+    """`generations/000007.json`: one life of a manager that writes.
+
+    `ancestors` are the checkpoints of the lineage up to and including the parent that still had a commit when the
+    generation was made, so one record is enough to know the whole lineage.
+    """
+
+    format: int
+    generation: Generation
+    nonce: Name
+    parent: ParentRef | None = None
+    ancestors: list[ParentRef] = []
+    host: str = ""
+    pid: int = 0
+    time_s: float = 0.0
+
+
+class CommitRecord(msgspec.Struct, kw_only=True):
+    """`commits/<step>-g<generation>.json`: what makes an attempt a checkpoint."""
+
+    format: int
+    step: Step
+    generation: Generation
+    attempt: Name
+    manifest_size_bytes: Size
+    manifest_digest: Digest
+    nonce: Name
+    time_s: float
+    world: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
+    size_bytes: Size = 0
+    metrics: dict[str, float | str] = {}  # non-finite ones as "nan", "inf", "-inf": JSON has no such numbers
+    reasons: list[str] = []
+    versions: dict[str, str] = {}
+
+
+class ObjectRecord(msgspec.Struct, kw_only=True):
+    """An object of the attempt's folder: name within the folder, length, digest over the whole."""
+
+    name: Name
+    size_bytes: Size
+    digest: Digest
+
+
+class PartRef(msgspec.Struct, kw_only=True):
+    """A per-rank part of the manifest."""
+
+    rank: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
+    name: Name
+    size_bytes: Size
+    digest: Digest
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """`manifest.json`: the root. Its digest is in the commit record; it holds those of the parts and root objects."""
+
+    format: int
+    step: Step
+    attempt: Name
+    world: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
+    digest: str  # algorithm of the whole-object digests: xxh3_128, crc32 or sha256
+    parts: list[PartRef]
+    objects: list[ObjectRecord]  # of the root: .metadata
+    ties: dict[str, str] = {}  # flat key -> the flat key whose bytes it shares
+
+
+class Piece(msgspec.Struct, kw_only=True):
+    """The part of a tensor that one rank saved, as row-major raw bytes inside an object.
+
+    Attributes:
+        offsets: position of the first element in the tensor, per dim.
+        sizes: elements per dim.
+        object: index into the part's `objects`.
+        at: offset of the raw bytes in that object.
+        size_bytes: number of raw bytes.
+        block: index of the first block digest in the object's digests file.
+        fingerprint: reserved (`fp1`).
+    """
+
+    offsets: Dims
+    sizes: Dims
+    object: Size
+    at: Size
+    size_bytes: Size
+    block: Size
+    fingerprint: str | None = None
+
+
+class TensorRecord(msgspec.Struct, kw_only=True):
+    """A tensor and the pieces of it that this part holds.
+
+    Attributes:
+        dtype: torch's name without ``torch.``, e.g. ``bfloat16``.
+        shape: of the whole logical tensor.
+        order: the dims from slowest to fastest in the live tensor's memory, where that is not row-major; `[0, 2, 3, 1]` is
+            channels_last. Bytes on storage are always row-major.
+        pieces: what this rank saved of it.
+    """
+
+    dtype: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{1,30}$")]
+    shape: Dims
+    pieces: list[Piece]
+    order: Dims | None = None
+
+
+class ManifestPart(msgspec.Struct, kw_only=True):
+    """`manifest-<rank>.json`: what one rank saved.
+
+    Attributes:
+        objects: this rank's data objects, each followed by its digests object.
+        tensors: by flat key.
+        values: by flat key, as tagged JSON (`resilio.records.values`).
+        tree: how flat keys make up nested state: dicts and lists as tagged JSON whose leaves are `{"$ref": flat key}`.
+            Rank 0's holds the state all ranks share; another rank's only its own (`rank.<r>`).
+    """
+
+    format: int
+    rank: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
+    objects: list[ObjectRecord]
+    tensors: dict[str, TensorRecord]
+    values: dict[str, Any]
+    tree: Any = None
+
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+_SIZE_LIMIT = 1 << 30  # a record is JSON in memory several times its size; 1 GiB is no honest record
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    """`record` as JSON bytes, the same for equal records."""
+    return msgspec.json.encode(record, order="deterministic")
+
+
+def decode(data: bytes, kind: type[_T], where: str) -> _T:
+    """The record in `data`.
+
+    Args:
+        data: JSON bytes from storage.
+        kind: which record it must be.
+        where: its URL or key, for the error.
+
+    Raises:
+        NewerFormatError: written by a newer resilio.
+        FormatError: not such a record.
+    """
+    if len(data) > _SIZE_LIMIT:
+        raise FormatError(f"{where}: {len(data)} bytes are too many for a {kind.__name__}", where=where)
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+        if head.format > FORMAT:
+            raise NewerFormatError(
+                f"{where} has format {head.format}; this resilio reads up to {FORMAT}. Upgrade resilio-ckpt to read it.",
+                where=where,
+                found=head.format,
+            )
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"{where} is not a readable {kind.__name__}: {error}", where=where) from error
+
+
+class _Head(msgspec.Struct):
+    format: Annotated[int, msgspec.Meta(ge=1)]

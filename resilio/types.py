@@ -1,0 +1,63 @@
+"""Small immutable values that several rooms share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["CheckpointInfo", "CheckpointRef", "Damage", "Mode"]
+
+Mode = Literal["sync", "async", "async_process"]
+
+
+@dataclass(frozen=True, order=True)
+class CheckpointRef:
+    """Which checkpoint: the pair that names its commit record. Orders by generation, then step."""
+
+    generation: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"step {self.step} (generation {self.generation})"
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """What is known of a checkpoint without reading its data: for policies, `ls` and reports.
+
+    Attributes:
+        ref: step and generation.
+        attempt: name of its folder in the store.
+        time_s: when it was committed, Unix seconds by rank 0's clock. For people and time policies, never for an order.
+        world: number of ranks that saved it.
+        metrics: rank 0's metrics at the save.
+        reasons: why it was saved, as the save policy said it.
+        on_lineage: False if a newer branch left it behind: never chosen by itself.
+        size_bytes: total, where known.
+    """
+
+    ref: CheckpointRef
+    attempt: str
+    time_s: float
+    world: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+    on_lineage: bool = True
+    size_bytes: int | None = None
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps completed."""
+        return self.ref.step
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One finding of a verification: which object or tensor, and what is wrong with it."""
+
+    where: str
+    what: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
