@@ -1,4 +1,4 @@
-"""Which checkpoints have a reason to live. A pure decision; deleting the others is the sweep's deed, with its own checks.
+"""Which checkpoints have a reason to live. A pure decision; deleting the others is the sweep's deed.
 
 Policies give reasons, not booleans, so that a deletion can be explained: dropped is what nobody had a reason for.
 """

@@ -1,9 +1,9 @@
 """When a save is due, and why.
 
 All ranks must come to the same answer, so `reason` may depend only on its `SaveContext`, which the ranks agreed on.
-Clocks differ between hosts. A policy that looks at time therefore answers in two steps: each rank asks `time_due` of its
-own clock, the manager agrees on one flag (due if any rank says so, in the vote it holds anyway), and `reason` sees that
-flag. A policy holds no collective and no state.
+Clocks differ between hosts. A policy that looks at time therefore answers in two steps: each rank asks `time_due` of
+its own clock, the manager agrees on one flag (due if any rank says so, in the vote it holds anyway), and `reason` sees
+that flag. A policy holds no collective and no state.
 
 The save at the end of training is no policy: the manager does it whatever the policy says.
 """
