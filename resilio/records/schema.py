@@ -145,8 +145,8 @@ class TensorRecord(msgspec.Struct, kw_only=True):
     Attributes:
         dtype: torch's name without ``torch.``, e.g. ``bfloat16``.
         shape: of the whole logical tensor.
-        order: the dims from slowest to fastest in the live tensor's memory, where that is not row-major; `[0, 2, 3, 1]` is
-            channels_last. Bytes on storage are always row-major.
+        order: the dims from slowest to fastest in the live tensor's memory, where that is not row-major; `[0, 2, 3, 1]`
+            is channels_last. Bytes on storage are always row-major.
         pieces: what this rank saved of it.
     """
 
@@ -180,8 +180,8 @@ _SIZE_LIMIT = 1 << 30  # a record is JSON in memory several times its size; 1 Gi
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """`record` as JSON bytes, the same for equal records."""
-    return msgspec.json.encode(record, order="deterministic")
+    """`record` as JSON bytes. Dicts keep their order: the order of saved values comes back."""
+    return msgspec.json.encode(record)
 
 
 def decode(data: bytes, kind: type[_T], where: str) -> _T:
@@ -202,7 +202,7 @@ def decode(data: bytes, kind: type[_T], where: str) -> _T:
         head = msgspec.json.decode(data, type=_Head)
         if head.format > FORMAT:
             raise NewerFormatError(
-                f"{where} has format {head.format}; this resilio reads up to {FORMAT}. Upgrade resilio-ckpt to read it.",
+                f"{where} has format {head.format}; this resilio reads up to {FORMAT}. Upgrade resilio-ckpt.",
                 where=where,
                 found=head.format,
             )

@@ -1,0 +1,197 @@
+"""What checkpoints a run has, and which of them count: discovery and lineage.
+
+Source: the lineage rule is the project's own; that a listing must be complete and uncached, and that the newest must
+never be chosen by a clock, are lessons of public bug reports.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..errors import FormatError, IntegrityError, NoCheckpointError, NotFoundError
+from ..storage.base import Storage
+from ..types import CheckpointInfo, CheckpointRef, Damage
+from . import keys, schema
+from .values import decode_metrics
+
+__all__ = ["Catalog", "RecordCache", "discover", "list_generations", "read_commit"]
+
+# Commit records never change, so a manager may keep those it has read from one discovery to the next.
+RecordCache = dict[CheckpointRef, schema.CommitRecord]
+
+
+@dataclass
+class Catalog:
+    """A run's checkpoints at one moment.
+
+    A record whose attempt has no manifest is listed here all the same (telling them apart takes a listing of every
+    attempt); whoever chooses one must find its manifest before it counts.
+
+    Attributes:
+        storage: where it was read.
+        lineage: checkpoints that count, oldest to newest.
+        off_lineage: checkpoints that a newer branch left behind, by generation and step; never chosen by themselves.
+        generations: numbers of all generations, also those that never committed, ascending.
+        record: record of the newest generation that has a commit, None if nothing was ever committed.
+    """
+
+    storage: Storage
+    lineage: list[CheckpointRef] = field(default_factory=list)
+    off_lineage: list[CheckpointRef] = field(default_factory=list)
+    generations: list[int] = field(default_factory=list)
+    record: schema.GenerationRecord | None = None
+    cache: RecordCache = field(default_factory=dict, repr=False)
+
+    @property
+    def newest(self) -> CheckpointRef | None:
+        """The newest checkpoint of the lineage."""
+        return self.lineage[-1] if self.lineage else None
+
+    @property
+    def newest_generation(self) -> int:
+        """The highest number any generation has, whether it committed or not; 0 if there is none."""
+        return self.generations[-1] if self.generations else 0
+
+    @property
+    def commits(self) -> list[CheckpointRef]:
+        """All checkpoints, on the lineage and off it, by generation and step."""
+        return sorted([*self.lineage, *self.off_lineage])
+
+    def find(self, step: int) -> CheckpointRef:
+        """The checkpoint of `step`: the newest such on the lineage, else the newest off it.
+
+        Raises:
+            NoCheckpointError: there is none.
+        """
+        for refs in (self.lineage, self.off_lineage):
+            found = [ref for ref in refs if ref.step == step]
+            if found:
+                return found[-1]
+        have = ", ".join(str(ref.step) for ref in self.lineage[-10:]) or "none"
+        raise NoCheckpointError(f"{self.storage.url}: no checkpoint of step {step}; newest steps: {have}", step=step)
+
+    def read(self, ref: CheckpointRef) -> schema.CommitRecord:
+        """The commit record of `ref`.
+
+        Raises:
+            NotFoundError: it is gone by now.
+            FormatError: it cannot be understood, or is not the record of `ref`.
+        """
+        if ref not in self.cache:
+            self.cache[ref] = read_commit(self.storage, ref)
+        return self.cache[ref]
+
+    def info(self, ref: CheckpointRef) -> CheckpointInfo:
+        """What its commit record says of `ref`. Raises as `read` does."""
+        record = self.read(ref)
+        return CheckpointInfo(
+            ref=ref,
+            attempt=record.attempt,
+            time_s=record.time_s,
+            world=record.world,
+            metrics=decode_metrics(record.metrics, keys.commit_key(ref)),
+            reasons=tuple(record.reasons),
+            on_lineage=ref in self.lineage,
+            size_bytes=record.size_bytes or None,
+        )
+
+    def checkpoints(self) -> tuple[list[CheckpointInfo], list[Damage]]:
+        """All checkpoints, off the lineage first, then oldest to newest; and the commit records that cannot be read.
+
+        A record that was deleted since the discovery is left out.
+        """
+        infos, damaged = [], []
+        for ref in [*self.off_lineage, *self.lineage]:
+            try:
+                infos.append(self.info(ref))
+            except NotFoundError:
+                continue
+            except (FormatError, IntegrityError) as error:
+                damaged.append(Damage(keys.commit_key(ref), str(error), {"ref": ref}))
+        return infos, damaged
+
+    def line_of(self, ref: CheckpointRef) -> list[CheckpointRef]:
+        """The checkpoints that lead to `ref`, it included, as far as they still have a commit; oldest to newest.
+
+        Raises:
+            IntegrityError: the record of its generation, which is never deleted, is missing.
+        """
+        if ref in self.lineage:
+            return self.lineage[: self.lineage.index(ref) + 1]
+        own = _line(self.commits, _read_generation(self.storage, ref.generation))
+        return [one for one in own if one.generation < ref.generation or one.step <= ref.step]
+
+
+def discover(storage: Storage, cache: RecordCache | None = None) -> Catalog:
+    """Look what there is: list `commits/`, list `generations/`, get the newest generation that has a commit. Uncached.
+
+    Ranks: rank 0; it broadcasts what it chose.
+
+    Args:
+        storage: the run's.
+        cache: commit records read before, kept by the caller from one discovery to the next.
+
+    Raises:
+        IntegrityError: a generation has commits and no record.
+        FormatError: its record cannot be understood.
+    """
+    cache = {} if cache is None else cache
+    # Commits first: a generation is made before its first commit, so every commit found has its generation listed.
+    commits = sorted(ref for info in storage.list(keys.COMMITS) if (ref := keys.parse_commit(info.key)))
+    generations = list_generations(storage)
+    for gone in cache.keys() - set(commits):
+        del cache[gone]
+    if not commits:
+        return Catalog(storage, generations=generations, cache=cache)
+    record = _read_generation(storage, commits[-1].generation)
+    lineage = _line(commits, record)
+    on = set(lineage)
+    return Catalog(storage, lineage, [ref for ref in commits if ref not in on], generations, record, cache)
+
+
+def list_generations(storage: Storage) -> list[int]:
+    """Numbers of all generations, ascending: one request, the look that tells whether a manager is fenced."""
+    return sorted(n for info in storage.list(keys.GENERATIONS) if (n := keys.parse_generation(info.key)))
+
+
+def _line(commits: list[CheckpointRef], record: schema.GenerationRecord) -> list[CheckpointRef]:
+    there = set(commits)
+    ancestors = dict.fromkeys(CheckpointRef(a.generation, a.step) for a in record.ancestors)
+    return [ref for ref in ancestors if ref in there] + [r for r in commits if r.generation == record.generation]
+
+
+def _read_generation(storage: Storage, generation: int) -> schema.GenerationRecord:
+    key = keys.generation_key(generation)
+    where = f"{storage.url}: {key}"
+    try:
+        record = schema.decode(storage.get(key), schema.GenerationRecord, where)
+    except NotFoundError as error:
+        raise IntegrityError(
+            f"{where} is missing although generation {generation} has commits; without it nobody knows which older "
+            "checkpoints belong to them. Bring it back from a backup, or copy the checkpoint you want "
+            "out of its folder with plain DCP.",
+            key=key,
+        ) from error
+    named = [*record.ancestors, *([record.parent] if record.parent else [])]
+    if record.generation != generation or any(a.generation >= generation for a in named):
+        raise FormatError(f"{where} contradicts its own name or names later generations as ancestors", key=key)
+    return record
+
+
+def read_commit(storage: Storage, ref: CheckpointRef) -> schema.CommitRecord:
+    """The commit record of `ref`, from storage.
+
+    Raises:
+        NotFoundError: there is none.
+        FormatError: it cannot be understood, or is not the record of `ref`.
+    """
+    key = keys.commit_key(ref)
+    where = f"{storage.url}: {key}"
+    record = schema.decode(storage.get(key), schema.CommitRecord, where)
+    if (record.generation, record.step) != (ref.generation, ref.step) or keys.parse_attempt(record.attempt) != ref:
+        raise FormatError(
+            f"{where} says step {record.step}, generation {record.generation}, folder {record.attempt!r}: not what its "
+            "name says; it was copied, edited or damaged",
+            key=key,
+        )
+    return record
