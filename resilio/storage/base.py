@@ -1,7 +1,7 @@
 """The narrow waist: bytes by key. Everything else in resilio is a client of these verbs or a wrapper around them.
 
-Keys are relative, `/`-separated, and name objects; there are no directories, no rename, no append and no lock. The promises
-below are tests in `resilio.testing.StorageContract`: a storage that passes them can hold checkpoints.
+Keys are relative, `/`-separated, and name objects; there are no directories, no rename, no append and no lock. The
+promises below are tests in `resilio.testing.StorageContract`: a storage that passes them can hold checkpoints.
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ from typing import Any, Protocol
 
 from ..errors import ConfigError, NotFoundError
 
-__all__ = ["Capabilities", "Incomplete", "ObjectInfo", "Storage", "Writer", "check_key"]
+__all__ = [
+    "Buffer",
+    "Capabilities",
+    "Incomplete",
+    "ObjectInfo",
+    "Storage",
+    "Writer",
+    "byte_view",
+    "check_key",
+    "check_prefix",
+]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -79,8 +89,8 @@ class Storage(ABC):
     """Bytes by key, in one store under one root.
 
     Synchronous and thread-safe. Picklable as configuration: a copy in another process connects anew; connections are
-    made lazily, per process, and never cross a fork. Errors are those of `resilio.errors` (`StorageError` and below), with
-    `key` and `url` as attributes; a backend does not retry, `resilio.storage.retrying` does.
+    made lazily, per process, and never cross a fork. Errors are those of `resilio.errors` (`StorageError` and below),
+    with `key` and `url` as attributes; a backend does not retry, `resilio.storage.retrying` does.
 
     Attributes:
         url: what it was opened with, without credentials. Shown to people.
@@ -95,9 +105,9 @@ class Storage(ABC):
         """Store a small object whole; durable on return. Readers see all of it or nothing.
 
         Args:
-            key: where. Must be new unless overwriting is meant (resilio itself never overwrites).
+            key: where. An object that is there is replaced, in one step (resilio itself never overwrites).
             data: the bytes.
-            if_absent: create; of several racing creates exactly one wins.
+            if_absent: create instead; of several racing creates exactly one wins.
 
         Raises:
             AlreadyExistsError: `if_absent` and there is such an object, even one with these very bytes.
@@ -107,8 +117,12 @@ class Storage(ABC):
     def writer(self, key: str, *, size_hint: int | None = None) -> AbstractContextManager[Writer]:
         """Begin a large object; it becomes visible, whole and durable, when the block ends cleanly.
 
-        An exception inside the block aborts: nothing is published, and nothing that was there is touched. `size_hint` is
-        the expected length in bytes.
+        An exception inside the block aborts: nothing is published, and nothing that was there is touched. `size_hint`
+        is the expected length in bytes.
+
+        Raises:
+            AlreadyExistsError: there is such an object; found at the latest when the block ends. A store without
+                `capabilities.create_if_absent` may overwrite it instead.
         """
 
     @abstractmethod
@@ -126,8 +140,8 @@ class Storage(ABC):
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """All objects whose key starts with the string `prefix`, sorted by key.
 
-        Complete: an object is listed from the moment `put` or `writer` returned, a deleted one never after `delete` did.
-        Incomplete uploads and temporary files are no objects.
+        Complete: an object is listed from the moment `put` or `writer` returned, a deleted one never after `delete`
+        did. Incomplete uploads and temporary files are no objects.
         """
 
     @abstractmethod
@@ -142,7 +156,7 @@ class Storage(ABC):
         """Remove what `incomplete` found; missing is no error."""
         raise NotImplementedError(f"{type(self).__name__} lists incomplete uploads but cannot abort them")
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  most storages have nothing to give back
         """Give back connections. Idempotent; the storage may be used again."""
 
     def get(self, key: str) -> bytes:
@@ -161,7 +175,7 @@ class Storage(ABC):
         Raises:
             NotFoundError: no such object.
         """
-        for info in self.list(key):
+        for info in self.list(check_key(key)):
             if info.key == key:
                 return info
         raise NotFoundError(f"{self.url}: no object {key!r}", key=key, url=self.url)
@@ -187,8 +201,8 @@ class Storage(ABC):
 def check_key(key: str) -> str:
     """Return `key` if it is a legal key, else raise.
 
-    Keys inside a store may come from outside (a manifest someone edited), so a key that leaves the root is refused here,
-    before any backend sees it.
+    Keys inside a store may come from outside (a manifest someone edited), so a key that leaves the root is refused
+    here, before any backend sees it.
 
     Raises:
         ConfigError: empty, absolute, too long, or with a part that is empty, ``.`` or ``..``, or with a NUL or newline.
@@ -207,3 +221,20 @@ def check_key(key: str) -> str:
             key=key,
         )
     return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Return `prefix` if legal keys can start with it, else raise. Its last part may be anything: it is only compared.
+
+    Raises:
+        ConfigError: the part up to the last ``/`` is no legal key.
+    """
+    if "/" in prefix:
+        check_key(prefix.rpartition("/")[0])
+    return prefix
+
+
+def byte_view(data: Buffer) -> memoryview:
+    """The bytes of `data` as a flat view of format ``B``, whatever its items are; no copy."""
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(b"")  # views with a 0 in their shape cannot be cast

@@ -1,0 +1,156 @@
+"""Which URL scheme is opened by whom."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from ..errors import ConfigError, UnknownSchemeError
+from .base import Storage
+
+__all__ = ["RegisterStorage", "StorageFactory", "StorageRegistry", "to_url", "without_credentials"]
+
+StorageFactory = Callable[[str], Storage]
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
+_URL = re.compile(rf"(?P<scheme>{_SCHEME.pattern}):(?P<slashes>/+)", re.IGNORECASE)
+_SECRET = re.compile(
+    r"([?&#](?:[^=&]*(?:key|token|secret|password|credential|signature)[^=&]*|sig|sas)=)[^&#]*", re.IGNORECASE
+)
+
+# Schemes people will ask for that a bare install has not, and the extra that brings them.
+_EXTRAS = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gs",
+    "gcs": "gs",
+    "abfs": "azure",
+    "abfss": "azure",
+    "az": "azure",
+    "sftp": "sftp",
+    "ssh": "sftp",
+}
+
+
+class RegisterStorage(Protocol):
+    """What a plugin is given to register its schemes with."""
+
+    def __call__(self, scheme: str, factory: StorageFactory, *, hint: str = "") -> None:
+        """Offer storage for ``scheme://…``.
+
+        Args:
+            scheme: lower case, without ``://``.
+            factory: takes the URL as the user gave it, returns the storage. Must be cheap, and should import heavy
+                libraries only when called; its storage's `url` must show no credentials.
+            hint: what to do if the factory's libraries are missing: ``pip install 'resilio-ckpt[s3]'``.
+        """
+
+
+class _Entry(NamedTuple):
+    factory: StorageFactory
+    owner: str
+    hint: str
+
+
+class StorageRegistry:
+    """Schemes and their factories. A scheme has one owner."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+
+    def register(self, scheme: str, factory: StorageFactory, *, owner: str, hint: str = "") -> None:
+        """Add a scheme.
+
+        Raises:
+            ConfigError: it is no scheme, or it has an owner already; both are named.
+        """
+        if not _SCHEME.fullmatch(scheme):
+            raise ConfigError(
+                f"{owner} registers {scheme!r}, which is no URL scheme: lower case, without ://", owner=owner
+            )
+        if scheme in self._entries:
+            other = self._entries[scheme].owner
+            raise ConfigError(
+                f"both {other} and {owner} offer storage for {scheme}://. Uninstall one of them, or disable it by "
+                "its name in RESILIO_DISABLE_PLUGINS.",
+                scheme=scheme,
+                owners=(other, owner),
+            )
+        self._entries[scheme] = _Entry(factory, owner, hint)
+
+    def schemes(self) -> dict[str, str]:
+        """Each known scheme and its owner, sorted."""
+        return {scheme: self._entries[scheme].owner for scheme in sorted(self._entries)}
+
+    def open(self, url: str) -> Storage:
+        """Open `url`, which has a scheme.
+
+        Raises:
+            UnknownSchemeError: nobody offers it, or the libraries for it are missing. Says what to install.
+            ConfigError: the plugin's storage shows credentials in its `url`.
+        """
+        shown, scheme = without_credentials(url), url.partition("://")[0].lower()
+        entry = self._entries.get(scheme)
+        if entry is None:
+            extra = _EXTRAS.get(scheme)
+            how = f"pip install 'resilio-ckpt[{extra}]'" if extra else "install a plugin that offers it"
+            raise UnknownSchemeError(
+                f"{shown}: no installed plugin offers storage for {scheme}://. "
+                f"Known: {', '.join(self.schemes()) or 'none; is resilio-ckpt itself installed?'}. To have it: {how}.",
+                url=shown,
+                scheme=scheme,
+                known=tuple(self.schemes()),
+            )
+        try:
+            storage = entry.factory(url)
+        except ImportError as error:
+            raise UnknownSchemeError(
+                f"{shown}: {entry.owner} offers {scheme}://, but a library is missing ({error}). "
+                f"{entry.hint or 'Install what that plugin needs.'}",
+                url=shown,
+                scheme=scheme,
+                known=tuple(self.schemes()),
+            ) from error
+        if without_credentials(storage.url) != storage.url:
+            raise ConfigError(
+                f"{shown}: the storage of {entry.owner} shows credentials in its url: report it there", url=shown
+            )
+        return storage
+
+
+def to_url(where: str | os.PathLike[str]) -> str:
+    """`where` as a URL: a plain path becomes ``file://`` and the absolute path.
+
+    Raises:
+        ConfigError: it is empty, or looks like a URL with a broken beginning, as `pathlib.Path("s3://x")` has.
+    """
+    text = os.fspath(where)
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"a run is a URL or a path, not {where!r}")
+    found = _URL.match(text)
+    if found is None:
+        text = os.path.expanduser(text)  # noqa: PTH111  pathlib would fold `a//b` and more
+        return "file://" + os.path.abspath(text)  # noqa: PTH100  pathlib drops ".." only by following links
+    if len(found["slashes"]) < 2:
+        raise ConfigError(
+            f"{without_credentials(text)}: write {found['scheme']}://…, as a string (pathlib drops a slash), "
+            f"or ./{found['scheme']}:/… for a folder of that name"
+        )
+    return found["scheme"].lower() + text[len(found["scheme"]) :]
+
+
+def without_credentials(url: str) -> str:
+    """`url` as it may be shown: without ``user:password@`` and without the values of secret-looking parameters."""
+    scheme, sep, rest = url.partition("://")
+    if not sep or scheme.lower() in ("file", "memory"):  # what follows is a name to the letter
+        return url
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if "@" in authority:
+        user, _, host = authority.rpartition("@")
+        if ":" in user or scheme.lower() in ("http", "https"):  # elsewhere a bare user@ is a login or a container
+            rest = host + rest[len(authority) :]
+    elif "@" in rest and re.search(r":(?!\d*$)", authority):  # a password with a slash in it, as AWS hands out
+        rest = rest.partition("@")[2]
+    return scheme + sep + _SECRET.sub(r"\1***", rest)
