@@ -1,1 +1,8 @@
-"""TODO."""
+"""The strangers' door: what a plugin may do, and the host that lets it in."""
+
+from __future__ import annotations
+
+from .host import Host, host, open_storage
+from .specs import hookimpl
+
+__all__ = ["Host", "hookimpl", "host", "open_storage"]
