@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 __all__ = ["CheckpointInfo", "CheckpointRef", "Damage", "Mode"]
 
-Mode = Literal["sync", "async", "async_process"]
+Mode = Literal["sync", "async"]
 
 
 @dataclass(frozen=True, order=True)

@@ -1,0 +1,182 @@
+"""The only file that touches names of DCP that are not public. What breaks with a new torch breaks here.
+
+Written against torch 2.13. Each use says what the public surface lacks.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import (
+    _validate_global_plan,  # coverage and overlap of the pieces: no public way to ask
+    create_default_global_save_plan,
+)
+from torch.distributed.checkpoint.filesystem import (
+    CURRENT_DCP_VERSION,
+    _StorageInfo,  # plain DCP's reader finds an item by exactly this class; a subclass of it breaks plain dcp.load
+)
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner_helpers import (
+    _create_read_items,  # the overlap of saved pieces and live shards: the resharding itself
+    _create_write_items,  # the same for DTensor placements at save
+)
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
+
+from ..errors import ResilioError, RestoreError, SaveError
+from ..ranks import Ranks, portable
+
+__all__ = [
+    "async_save",
+    "finish_metadata",
+    "global_plan",
+    "load",
+    "read_items",
+    "save",
+    "storage_info",
+    "tensor_metadata",
+    "told",
+    "write_items",
+]
+
+# DCP says on every call that it works in a single process. That is what a job without a process group asked for.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+
+
+def write_items(key: str, value: Any) -> list[WriteItem]:
+    """What this rank has to write of `value`: its shard of a DTensor, all of anything else."""
+    return list(_create_write_items(key, value))
+
+
+def read_items(key: str, metadata: TensorStorageMetadata, tensor: torch.Tensor) -> list[ReadItem]:
+    """What must be read of a saved tensor to fill this rank's part of `tensor`."""
+    return list(_create_read_items(key, metadata, tensor))
+
+
+def tensor_metadata(
+    dtype: torch.dtype, shape: Iterable[int], pieces: Iterable[tuple[list[int], list[int]]]
+) -> TensorStorageMetadata:
+    """A saved tensor as DCP's planners know it; `pieces` are (offsets, sizes)."""
+    return TensorStorageMetadata(
+        properties=TensorProperties(dtype=dtype),
+        size=torch.Size(shape),
+        chunks=[ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in pieces],
+    )
+
+
+def storage_info(name: str, offset: int, length: int) -> Any:
+    """Where plain DCP finds an item: a file of the checkpoint's folder, and the bytes in it."""
+    return _StorageInfo(name, offset, length)
+
+
+def global_plan(plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+    """The metadata of all ranks' (already deduplicated) plans.
+
+    Raises:
+        SaveError: pieces overlap, leave a hole or stick out.
+    """
+    plans, metadata = create_default_global_save_plan(plans)
+    problems = _validate_global_plan(plans, metadata)
+    if problems:
+        raise SaveError(f"the ranks' pieces do not tile the tensors: {'; '.join(problems[:3])}", problems=problems)
+    return plans, metadata
+
+
+def finish_metadata(metadata: Metadata, where: dict[MetadataIndex, Any], ties: dict[str, str], attempt: str) -> bytes:
+    """`.metadata` as plain DCP reads it: only stock classes, a tied key pointing to the bytes of its twin."""
+    metadata.storage_data = dict(where)
+    for key, twin in ties.items():
+        for index, info in where.items():
+            if index.fqn == twin:
+                metadata.storage_data[MetadataIndex(key, index.offset, index.index)] = info
+    metadata.storage_meta = StorageMeta(checkpoint_id=attempt)
+    metadata.version = CURRENT_DCP_VERSION
+    return pickle.dumps(metadata)
+
+
+def save(
+    state: dict[str, Any], writer: StorageWriter, planner: SavePlanner, ranks: Ranks
+) -> BaseException | None:
+    """`dcp.save`; returns its failure, see `told`.
+
+    Ranks: all; collective on the data group.
+    Blocks: until committed.
+    """
+    try:
+        dcp.save(
+            state,
+            storage_writer=writer,
+            planner=planner,
+            process_group=ranks.data,
+            no_dist=ranks.data is None,
+        )
+    except (Exception, CheckpointException) as error:  # noqa: BLE001  handed to the caller whole
+        return error
+    return None
+
+
+def async_save(
+    state: dict[str, Any], writer: StorageWriter, planner: SavePlanner, stager: AsyncStager, ranks: Ranks
+) -> Future[Any]:
+    """`dcp.async_save` in a thread; the future raises what DCP raises, see `told`.
+
+    Ranks: all; collective on the data group, in the background.
+    Blocks: while `stager` copies.
+    """
+    future = dcp.async_save(
+        state,
+        storage_writer=writer,
+        planner=planner,
+        async_stager=stager,
+        process_group=ranks.data,
+        no_dist=ranks.data is None,
+    )
+    assert isinstance(future, Future)  # our stager returns no future of its own
+    return future
+
+
+def load(state: dict[str, torch.Tensor], reader: StorageReader, planner: LoadPlanner, ranks: Ranks) -> None:
+    """`dcp.load`; errors of any rank reach all ranks as ours.
+
+    Ranks: all; collective on the data group.
+    """
+    try:
+        dcp.load(
+            dict(state),
+            storage_reader=reader,
+            planner=planner,
+            process_group=ranks.data,
+            no_dist=ranks.data is None,
+        )
+    except CheckpointException as error:
+        raise told(error, RestoreError) from error
+
+
+def told(error: BaseException, kind: type[ResilioError]) -> ResilioError:
+    """DCP's exception as ours: the first failing rank's own error, named by rank.
+
+    `CheckpointException` is a `BaseException`, which `except Exception` misses; nobody outside this file has to know.
+    """
+    if not isinstance(error, CheckpointException):
+        return portable(error, kind)
+    ranks = sorted(error.failures)
+    first = portable(error.failures[ranks[0]][0], kind)
+    facts = {**first.facts, "rank": ranks[0], "ranks": ranks}
+    where = f"rank {ranks[0]}: " if dist.is_available() and dist.is_initialized() else ""
+    return type(first)(f"{where}{first}", **facts)

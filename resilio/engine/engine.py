@@ -1,0 +1,124 @@
+"""The engine: one run's saves and loads, on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import torch
+
+from ..errors import SaveError
+from ..ranks import Ranks
+from ..records.manifest import LoadedManifest
+from ..records.values import decode_value
+from ..state.flat import FlatState, Ref, SavedState, TensorSpec
+from ..storage.base import Storage
+from . import dcp
+from .plan import LocalPlan, Planner
+from .reader import CheckpointReader, Loader, as_dtype
+from .stage import Stager
+from .writer import AttemptWriter, Root
+
+__all__ = ["Engine", "saved_state"]
+
+
+class Engine:
+    """Writes attempts and reads checkpoints of one run.
+
+    Args:
+        storage: the run's store.
+        ranks: who takes part.
+        digest: algorithm of the whole-object digests: ``xxh3_128``, ``crc32`` or ``sha256``.
+    """
+
+    def __init__(self, storage: Storage, ranks: Ranks, digest: str = "xxh3_128") -> None:
+        self._storage = storage
+        self._ranks = ranks
+        self._digest = digest
+        self._stager = Stager()
+
+    def save(
+        self,
+        flat: FlatState,
+        attempt: str,
+        commit: Callable[[Root], None],
+        after: Callable[[], None] | None = None,
+        *,
+        background: bool = False,
+    ) -> Future[None]:
+        """Write `flat` as `attempt` and commit it. The save before must have ended on all ranks.
+
+        Args:
+            flat: this rank's captured state.
+            attempt: name of the attempt's folder, the same on all ranks.
+            commit: runs on rank 0 when all ranks' bytes are durable; what it raises fails the save on all ranks.
+            after: runs on this rank once the checkpoint is committed, before the future is done. Must not raise.
+            background: return when the state is copied; training may change it from then on.
+
+        Returns:
+            Done when this rank knows the outcome; its exception is a `SaveError` or another of ours, the same on all ranks.
+
+        Ranks: all; collective on the data group, in the background if asked for.
+        Blocks: until committed, or while the state is copied.
+        """
+        local = LocalPlan.of(flat, self._ranks.rank)
+        writer = AttemptWriter(self._storage, attempt, local, self._ranks.rank, self._digest, commit)
+        planner = Planner(local, self._ranks.rank)
+        state = {**flat.tensors, **flat.values}
+        outcome: Future[None] = Future()
+
+        def settle(error: BaseException | None) -> None:
+            if error is None and after is not None:
+                after()
+            if error is None:
+                outcome.set_result(None)
+            else:
+                outcome.set_exception(dcp.told(error, SaveError))
+
+        if background:
+            running = dcp.async_save(state, writer, planner, self._stager, self._ranks)
+            running.add_done_callback(lambda done: settle(done.exception()))
+        else:
+            settle(dcp.save(state, writer, planner, self._ranks))
+        return outcome
+
+    def fill(
+        self,
+        scratch: dict[str, torch.Tensor],
+        manifest: LoadedManifest,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """Read every tensor of `scratch` from the checkpoint, in place, checked against its digests.
+
+        Args:
+            scratch: flat key -> tensor allocated like the live one; all ranks must ask for the same shared keys.
+            manifest: of the checkpoint.
+            progress: called with the bytes of each finished read, from reading threads.
+
+        Raises:
+            IntegrityError: bytes are not those that were saved; names object and tensor. `scratch` may hold anything.
+            RestoreError: another failure. On all ranks, the same.
+
+        Ranks: all; collective on the data group.
+        Blocks: until all ranks have read.
+        """
+        dcp.load(scratch, CheckpointReader(self._storage, manifest, progress), Loader(), self._ranks)
+
+    def close(self) -> None:
+        """Give the staging buffers back. Local."""
+        self._stager.close()
+
+
+def saved_state(manifest: LoadedManifest) -> SavedState:
+    """What a checkpoint holds, for the state room to plan by."""
+    return SavedState(
+        step=manifest.step,
+        world=manifest.world,
+        tensors={
+            key: TensorSpec(as_dtype(tensor.dtype), tensor.shape, tensor.order)
+            for key, tensor in manifest.tensors.items()
+        },
+        values={key: decode_value(value, key) for key, value in manifest.values.items()},
+        ties=dict(manifest.ties),
+        tree=decode_value(manifest.tree, "tree", ref_type=Ref),
+    )

@@ -1,0 +1,227 @@
+"""What each rank writes, decided together: the save planner.
+
+The local plan is made on the main thread from live placements, before anything is staged; the background thread only
+sends it. Replicated state is written by rank 0, and proven equal on the way: each plan carries hashes, rank 0 compares, and
+no collective of our own is needed for it.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import xxhash
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor
+
+from .. import failpoints
+from ..errors import RanksDisagreeError
+from ..records.values import canonical_bytes, encode_value
+from ..state.flat import FlatState, Ref, rank_prefix
+from . import dcp
+
+__all__ = ["LocalPlan", "Planner", "local_tensor"]
+
+_log = logging.getLogger("resilio")
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor, a plain tensor as it is; detached."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What rank 0 needs to compare ranks; travels as `planner_data`.
+
+    Attributes:
+        shared: flat key -> hash of what must be equal on all ranks: a replicated value, or kind and shape of a tensor.
+        tree: hash of the shared tree.
+        buffers: flat key -> hash of the content of plain buffers; a difference is worth a warning, no error.
+        paths: flat key -> path, of the keys this rank alone has.
+    """
+
+    shared: dict[str, str]
+    tree: str
+    buffers: dict[str, str]
+    paths: dict[str, tuple[str | int, ...]]
+
+
+@dataclass
+class LocalPlan:
+    """What this rank writes, and the manifest's side of it.
+
+    Attributes:
+        items: DCP write items of this rank, before deduplication.
+        evidence: see there.
+        specs: flat key -> (dtype name, logical shape, memory order or None) of all tensors this rank knows.
+        values: flat key -> JSON-able value, of those this rank would write.
+        tree: JSON-able tree for this rank's manifest part: rank 0's holds what all share, each its own under `rank.<r>`.
+        ties: flat key -> twin.
+        paths: flat key -> path, of all keys.
+    """
+
+    items: list[WriteItem]
+    evidence: Evidence
+    specs: dict[str, tuple[str, list[int], list[int] | None]]
+    values: dict[str, Any]
+    tree: Any
+    ties: dict[str, str]
+    paths: dict[str, tuple[str | int, ...]]
+
+    @classmethod
+    def of(cls, flat: FlatState, rank: int) -> LocalPlan:
+        """Plan the writes of `flat` on `rank`. Local; reads plain buffers, copies nothing else."""
+        own = rank_prefix(rank)
+        items: list[WriteItem] = []
+        shared: dict[str, str] = {}
+        specs: dict[str, tuple[str, list[int], list[int] | None]] = {}
+        buffers: dict[str, str] = {}
+        for key, tensor in flat.tensors.items():
+            spec = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), memory_order(local_tensor(tensor)))
+            specs[key] = spec
+            if isinstance(tensor, DTensor):
+                items += [item for item in dcp.write_items(key, tensor) if _holds_data(item)]
+            elif rank == 0 or key.startswith(own):
+                items += dcp.write_items(key, tensor)
+            if not key.startswith(own):
+                shared[key] = f"{spec[0]}{spec[1]}"
+                if flat.kinds.get(key) == "buffer" and not isinstance(tensor, DTensor):
+                    buffers[key] = _content_hash(tensor)
+        values: dict[str, Any] = {}
+        for key, value in flat.values.items():
+            encoded = encode_value(value, key)
+            if not key.startswith(own):
+                shared[key] = _hash(canonical_bytes(encoded))
+            if rank == 0 or key.startswith(own):
+                items += dcp.write_items(key, value)
+                values[key] = encoded
+        tree = encode_value(flat.tree, "state", ref_type=Ref)
+        own_tree = encode_value(flat.local_tree, "state", ref_type=Ref)
+        evidence = Evidence(
+            shared=shared,
+            tree=_hash(canonical_bytes(tree)),
+            buffers=buffers,
+            paths={key: path for key, path in flat.paths.items() if key.startswith(own)},
+        )
+        part_tree = {**(tree if rank == 0 else {}), "rank": {str(rank): own_tree}}
+        return cls(items, evidence, specs, values, part_tree, dict(flat.ties), dict(flat.paths))
+
+
+def memory_order(tensor: torch.Tensor) -> list[int] | None:
+    """The dims of a dense tensor from slowest to fastest where that is not row-major, else None.
+
+    Only layouts that a permutation of dims explains count (channels_last, a transposed weight); expanded or padded ones
+    are saved as row-major.
+    """
+    if tensor.dim() < 2 or tensor.is_contiguous():
+        return None
+    order = sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim))
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+class Planner(SavePlanner):
+    """Sends the local plan, compares on rank 0, serialises values.
+
+    Args:
+        local: this rank's plan.
+        rank: this process.
+    """
+
+    def __init__(self, local: LocalPlan, rank: int) -> None:
+        self._local = local
+        self._rank = rank
+        self._state: dict[str, Any] = {}
+
+    def set_up_planner(self, state_dict: dict[str, Any], storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        """Take what was staged: flat key -> local tensor on the CPU, or value."""
+        self._state = state_dict
+        failpoints.hit("save.staged", self._rank)
+
+    def create_local_plan(self) -> SavePlan:
+        """The plan made before staging."""
+        return SavePlan(self._local.items, planner_data=self._local.evidence)
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Compare, deduplicate (the lowest rank that holds an item writes it), describe. Rank 0 alone.
+
+        Raises:
+            RanksDisagreeError: ranks hold different structure, or different values under one key.
+        """
+        evidence: list[Evidence] = [plan.planner_data for plan in all_plans]
+        _compare(evidence)
+        taken: set[Any] = set()
+        plans = []
+        for plan in all_plans:
+            items = [item for item in plan.items if item.index not in taken]
+            taken.update(item.index for item in items)
+            plans.append(SavePlan(items))
+        plans, metadata = dcp.global_plan(plans)
+        for key, twin in self._local.ties.items():
+            metadata.state_dict_metadata[key] = metadata.state_dict_metadata[twin]
+        paths = dict(self._local.paths)
+        for one in evidence:
+            paths.update(one.paths)
+        metadata.planner_data = paths
+        return plans, metadata
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """As rank 0 decided."""
+        return replace(new_plan)
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        """The bytes' source: this rank's part of a tensor, or a value pickled as plain DCP does."""
+        value = self._state[write_item.index.fqn]
+        if write_item.type != WriteItemType.BYTE_IO:
+            return local_tensor(value)
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        return buffer
+
+
+def _compare(evidence: list[Evidence]) -> None:
+    first = evidence[0]
+    for rank, other in enumerate(evidence[1:], 1):
+        for key in first.shared.keys() | other.shared.keys():
+            if first.shared.get(key) == other.shared.get(key):
+                continue
+            missing = [r for r, one in ((0, first), (rank, other)) if key not in one.shared]
+            what = f"is missing on rank {missing[0]}" if missing else f"differs between rank 0 and rank {rank}"
+            raise RanksDisagreeError(
+                f"{key!r} {what}, but it is saved once for all ranks. Make it equal, or declare it with "
+                f"resilio.per_rank(...).",
+                key=key,
+                rank=rank,
+            )
+        if first.tree != other.tree:
+            raise RanksDisagreeError(
+                f"the structure of the state differs between rank 0 and rank {rank}, though its keys are the same (for "
+                f"example a list on one rank and a tuple on the other)",
+                rank=rank,
+            )
+        differing = [key for key, digest in first.buffers.items() if other.buffers.get(key) != digest]
+        if differing:
+            _log.warning(
+                "buffers differ between ranks; rank 0's are saved rank=%d count=%d first=%s", rank, len(differing), differing[0]
+            )
+
+
+def _holds_data(item: WriteItem) -> bool:
+    # A rank whose shard of an uneven DTensor is empty has nothing to write, and its zero-sized piece would collide with
+    # that of the next empty rank. A tensor without any element keeps one piece, so that it is not lost.
+    data = item.tensor_data
+    return data is None or data.chunk.sizes.numel() > 0 or data.size.numel() == 0
+
+
+def _hash(data: bytes) -> str:
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def _content_hash(tensor: torch.Tensor) -> str:
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return xxhash.xxh3_64_hexdigest(memoryview(flat.view(torch.uint8).numpy())) if flat.numel() else ""

@@ -1,0 +1,251 @@
+"""Each rank's bytes onto storage: one data object, its block digests, its part of the manifest.
+
+A tensor inside the data object is the small zip that `torch.save` makes, so plain DCP can read it. The raw bytes lie in it
+uncompressed and reach the stream as one write straight from the tensor's memory; noting where that write fell is what lets
+our reader skip the zip and read exactly the bytes it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from .. import failpoints
+from ..errors import InternalError, SaveError
+from ..ranks import portable
+from ..records import keys
+from ..records.digests import DIGEST_SIZE, Digester, append_block_digests, digest_of
+from ..records.schema import FORMAT, ManifestPart, ObjectRecord, PartRef, Piece, TensorRecord, encode
+from ..storage.base import Storage, Writer
+from . import dcp
+from .plan import LocalPlan
+
+__all__ = ["AttemptWriter", "Root"]
+
+# A key no state can have: the report of a rank to rank 0 rides along with DCP's own results.
+_PART = MetadataIndex("\0resilio")
+
+
+@dataclass(frozen=True)
+class Root:
+    """What rank 0 knows when all ranks have written.
+
+    Attributes:
+        metadata: bytes of `.metadata`.
+        parts: all ranks' manifest parts.
+        sizes: name -> length in bytes of every object the ranks wrote.
+        ties: flat key -> the flat key whose bytes it shares.
+    """
+
+    metadata: bytes
+    parts: list[PartRef]
+    sizes: dict[str, int]
+    ties: dict[str, str]
+
+
+class AttemptWriter(StorageWriter):
+    """Writes one attempt.
+
+    Args:
+        storage: the run's store.
+        attempt: name of the attempt's folder.
+        local: this rank's plan.
+        rank: this process.
+        digest: algorithm of the whole-object digests.
+        commit: called on rank 0 when every rank's bytes are durable; makes the attempt a checkpoint, or raises.
+    """
+
+    def __init__(
+        self, storage: Storage, attempt: str, local: LocalPlan, rank: int, digest: str, commit: Callable[[Root], None]
+    ) -> None:
+        super().__init__()
+        self._storage = storage
+        self._attempt = attempt
+        self._local = local
+        self._rank = rank
+        self._digest = digest
+        self._commit = commit
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """A writer is for one attempt; there is nothing to reset."""
+
+    # DCP looks for a parameter literally named `kwargs` before it passes the rank.
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing: all is known from the start."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """As planned."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """As planned."""
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's objects; each is durable when this returns. Errors become portable ones here."""
+        try:
+            results = self._write(plan, planner)
+        except Exception as error:
+            # DCP pickles what is raised here to rank 0; a foreign exception might not survive that.
+            raise portable(error, SaveError) from error
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(results)
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Rank 0: gather the ranks' reports, then commit."""
+        try:
+            where: dict[MetadataIndex, Any] = {}
+            parts: list[PartRef] = []
+            sizes: dict[str, int] = {}
+            for result in (one for of_rank in results for one in of_rank):
+                if result.index == _PART:
+                    part, written = result.storage_data
+                    parts.append(part)
+                    sizes.update(written)
+                else:
+                    where[result.index] = result.storage_data
+            failpoints.hit("save.before_metadata", self._rank)
+            data = dcp.finish_metadata(metadata, where, self._local.ties, self._attempt)
+            self._commit(Root(data, parts, sizes, self._local.ties))
+        except Exception as error:
+            raise portable(error, SaveError) from error
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Never chosen by DCP itself."""
+        return False
+
+    def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+        failpoints.hit("save.data_open", self._rank)
+        name = keys.data_name(self._rank, 0)
+        data = _DataObject(Digester(self._digest))
+        results: list[WriteResult] = []
+        tensors: dict[str, TensorRecord] = {}
+        # torch.save's CRC32 would be the slowest pass over the data, and our digests cover the same bytes. Thread-local.
+        crc = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(False)
+        try:
+            with self._storage.writer(keys.attempt_key(self._attempt, name), size_hint=_size_hint(plan)) as sink:
+                data.sink = sink
+                for item in plan.items:
+                    start = data.tell()
+                    resolved = planner.resolve_data(item)
+                    if isinstance(resolved, torch.Tensor):
+                        self._note(tensors, item, *data.write_tensor(resolved))
+                    else:
+                        data.write(resolved.getbuffer())
+                    info = dcp.storage_info(name, start, data.tell() - start)
+                    results.append(WriteResult(item.index, data.tell() - start, info))
+        finally:
+            torch.serialization.set_crc32_options(crc)
+        failpoints.hit("save.data_written", self._rank)
+        objects = [ObjectRecord(name=name, size_bytes=data.tell(), digest=data.digest.text())]
+        objects.append(self._put(keys.digests_name(name), bytes(data.blocks)))
+        written_values = {item.index.fqn for item in plan.items if item.type == WriteItemType.BYTE_IO}
+        part = ManifestPart(
+            format=FORMAT,
+            rank=self._rank,
+            objects=objects,
+            tensors=tensors,
+            values={key: value for key, value in self._local.values.items() if key in written_values},
+            tree=self._local.tree,
+        )
+        of_part = self._put(keys.part_name(self._rank), encode(part))
+        failpoints.hit("save.part_written", self._rank)
+        ref = PartRef(rank=self._rank, name=of_part.name, size_bytes=of_part.size_bytes, digest=of_part.digest)
+        sizes = {one.name: one.size_bytes for one in [*objects, of_part]}
+        return [*results, WriteResult(_PART, of_part.size_bytes, (ref, sizes))]
+
+    def _put(self, name: str, data: bytes) -> ObjectRecord:
+        self._storage.put(keys.attempt_key(self._attempt, name), data)
+        return ObjectRecord(name=name, size_bytes=len(data), digest=digest_of(data, self._digest))
+
+    def _note(self, tensors: dict[str, TensorRecord], item: WriteItem, at: int, size_bytes: int, block: int) -> None:
+        assert item.tensor_data is not None
+        key = item.index.fqn
+        dtype, shape, order = self._local.specs[key]
+        record = tensors.setdefault(key, TensorRecord(dtype=dtype, shape=shape, pieces=[], order=order))
+        chunk = item.tensor_data.chunk
+        record.pieces.append(
+            Piece(
+                offsets=list(chunk.offsets),
+                sizes=list(chunk.sizes),
+                object=0,
+                at=at,
+                size_bytes=size_bytes,
+                block=block,
+            )
+        )
+
+
+class _DataObject:
+    """The stream `torch.save` writes into: counts, digests, and notices the raw bytes of the tensor passing by."""
+
+    def __init__(self, digest: Digester) -> None:
+        self.sink: Writer | None = None
+        self.digest = digest
+        self.blocks = bytearray()
+        self._position = 0
+        self._awaited: tuple[int, int] | None = None  # address and length of the tensor being written
+        self._seen_at: int | None = None
+
+    def tell(self) -> int:
+        return self._position
+
+    def flush(self) -> None:
+        pass
+
+    def write(self, data: bytes | memoryview) -> int:
+        assert self.sink is not None
+        view = memoryview(data).cast("B")
+        if self._awaited is not None and len(view) == self._awaited[1] and _address(view) == self._awaited[0]:
+            self._seen_at = self._position
+            append_block_digests(self.blocks, view)
+        self.sink.write(view)
+        self.digest.update(view)
+        self._position += len(view)
+        return len(view)
+
+    def write_tensor(self, tensor: torch.Tensor) -> tuple[int, int, int]:
+        """Append `tensor` as `torch.save` would; returns (offset of the raw bytes, their number, index of the first block)."""
+        tensor = tensor.detach().cpu()
+        whole = tensor.untyped_storage().nbytes() == tensor.nbytes
+        if not (tensor.is_contiguous() and whole) or tensor.is_conj() or tensor.is_neg():
+            # torch.save writes whole storages: a view would drag its base along
+            tensor = tensor.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
+        block = len(self.blocks) // DIGEST_SIZE
+        if tensor.numel() == 0:
+            torch.save(tensor, self)
+            return self._position, 0, block
+        self._awaited, self._seen_at = (tensor.data_ptr(), tensor.nbytes), None
+        torch.save(tensor, self)
+        self._awaited = None
+        if self._seen_at is None:
+            raise InternalError(
+                f"torch {torch.__version__} did not write the bytes of a tensor from its own memory (shape "
+                f"{tuple(tensor.shape)}, {tensor.dtype}); this resilio does not know that way of torch.save"
+            )
+        return self._seen_at, tensor.nbytes, block
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0]) if len(view) else 0
+
+
+def _size_hint(plan: SavePlan) -> int:
+    total = 0
+    for item in plan.items:
+        if item.tensor_data is not None:
+            total += item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
+    return total
+
+

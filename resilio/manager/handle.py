@@ -1,0 +1,61 @@
+"""What a save gives back while it may still be running."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from concurrent.futures import Future
+
+from ..types import CheckpointRef
+from .saving import SaveJob
+
+__all__ = ["SaveHandle"]
+
+
+class SaveHandle:
+    """One attempt to save. Can be asked, waited for and awaited, on any rank; none of it is collective.
+
+    A failure is raised by the manager as well, on all ranks in the same `step`, `save` or `close`, whether or not anybody
+    looks here.
+
+    Attributes:
+        step: optimizer steps completed in the state that is being saved.
+        reason: why it is saved.
+    """
+
+    def __init__(self, job: SaveJob, future: Future[None]) -> None:
+        self.step = job.step
+        self.reason = job.reason
+        self.job = job
+        self._future = future
+
+    def done(self) -> bool:
+        """Whether this rank knows the outcome. Another rank may know it a little earlier or later."""
+        return self._future.done()
+
+    def result(self, timeout_s: float | None = None) -> CheckpointRef:
+        """The committed checkpoint.
+
+        Raises:
+            SaveError: the attempt failed.
+            TimeoutError: not done within `timeout_s`.
+
+        Blocks: until done.
+        """
+        self._future.result(timeout_s)
+        return self.job.ref
+
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+        """The failure, None if it was committed. Blocks until done."""
+        return self._future.exception(timeout_s)
+
+    def __await__(self) -> Generator[object, None, CheckpointRef]:
+        yield from asyncio.wrap_future(self._future).__await__()
+        return self.job.ref
+
+    def __repr__(self) -> str:
+        if not self.done():
+            how = "running"
+        else:
+            how = "failed" if self._future.exception() else "committed"
+        return f"<SaveHandle step {self.step} {how}>"

@@ -1,0 +1,356 @@
+"""`CheckpointManager`: the one class most users touch."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+from ..clock import Clock, SystemClock
+from ..engine import Engine
+from ..errors import ConfigError, ResilioError, SaveError
+from ..hooks import open_storage
+from ..policies import KeepPolicy, SaveContext, SavePolicy, keep_all
+from ..ranks import Ranks, Vote, portable
+from ..records.catalog import discover
+from ..records.verify import verify_checkpoint
+from ..state.training_state import TrainingState
+from ..storage.base import Storage
+from ..types import CheckpointInfo, Damage, Mode
+from .handle import SaveHandle
+from .report import RestoreReport
+from .restoring import Rename, Which, restore_into
+from .saving import Committer, numbers
+
+__all__ = ["CheckpointManager"]
+
+_log = logging.getLogger("resilio")
+
+
+class CheckpointManager:
+    """Saves the full training state of a job as policies say, keeps the right checkpoints, and brings them back.
+
+    ::
+
+        with CheckpointManager("file:///data/run-17", {"model": model, "optimizer": optimizer}, save=save_every(500)) as ckpt:
+            ckpt.restore()
+            for step in range(ckpt.next_step, total + 1):
+                loss = train_step()
+                ckpt.step(step, metrics={"loss": loss}, last=step == total)
+
+    Args:
+        url: the run's store, for example ``file:///data/run-17``, or an open `Storage`.
+        state: what to save: a `TrainingState`, or a mapping with its keywords.
+        save: when `step` saves; None: only at the last step and by `save`.
+        keep: which checkpoints have a reason to live; the others are deleted after a commit. Default: all live.
+        mode: ``async`` holds the loop while the state is copied and writes in the background; ``sync`` holds it until
+            the checkpoint is committed.
+        fresh: begin anew over whatever the run holds; its checkpoints stay, off the new lineage.
+        digest: of whole objects: ``xxh3_128``, ``crc32``, or ``sha256`` where tampering must be evident.
+        timeout_s: how long a rank waits for the others in a collective of ours.
+        clock: the machine's, unless a test says otherwise.
+
+    Raises:
+        ConfigError: it cannot work this way; nothing was done.
+        RanksDisagreeError: ranks were given different arguments.
+
+    Ranks: all; the constructor, `step`, `save`, `restore` and `close` are collective, with the same arguments everywhere
+        (metrics are rank 0's).
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str] | Storage,
+        state: TrainingState | Mapping[str, Any],
+        *,
+        save: SavePolicy | None = None,
+        keep: KeepPolicy | None = None,
+        mode: Mode = "async",
+        fresh: bool = False,
+        digest: str = "xxh3_128",
+        timeout_s: float = 1800.0,
+        clock: Clock | None = None,
+    ) -> None:
+        if mode not in ("sync", "async"):
+            raise ConfigError(f"mode={mode!r}: there are 'sync' and 'async'")
+        self._clock = clock or SystemClock()
+        self._state = TrainingState.of(state)
+        self._storage = open_storage(url)
+        self._save_policy = save
+        self._mode = mode
+        self._fresh = fresh
+        self._ranks = Ranks.connect(timeout_s)
+        self._check_alike(repr((self._storage.url, save, mode, fresh, digest)))
+        self._engine = Engine(self._storage, self._ranks, digest)
+        # Rank 0 alone talks to the commit protocol; the others learn of it through what it tells them.
+        self._committer = Committer(self._storage, keep or keep_all(), self._clock, digest)
+        if fresh:
+            self._ranks.from_coordinator(self._committer.begin_fresh, SaveError)
+        self._pending: SaveHandle | None = None
+        self._vote: Vote | None = None
+        self._latest: SaveHandle | None = None  # of this life, for "saving the same step twice"
+        self._last_step: int | None = None  # newest step known to be on storage: restored, or acknowledged
+        self._save_began_s = self._clock.monotonic_s()
+        self._closed = False
+
+    # ------------------------------------------------------------------------------------------------- the loop's side
+
+    @property
+    def next_step(self) -> int:
+        """The first step to train: 1 on a new run, N + 1 after a restore of step N."""
+        return (self._last_step or 0) + 1
+
+    def restore(
+        self,
+        which: Which = "newest",
+        *,
+        only: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+        rename: Rename | None = None,
+        strict: bool = True,
+    ) -> RestoreReport:
+        """Bring the state back from a checkpoint, exactly, at this number of ranks.
+
+        Args:
+            which: ``"newest"`` of the lineage, or a step. Going back to an older step begins a new branch at the next save.
+            only: components (``"model"``) or patterns over flat keys (``"model.encoder.*"``) to restore; the rest stays live.
+            exclude: the same, to leave out.
+            rename: saved name prefix -> live name prefix, or a function from saved to live flat keys.
+            strict: whether keys that only one side has are an error. Shapes and dtypes always are.
+
+        Returns:
+            What was found (`found` is None on a new run) and how each component came back.
+
+        Raises:
+            NoCheckpointError: the run has no such checkpoint.
+            MismatchError: checkpoint and live state differ; names what.
+            IntegrityError: the checkpoint is damaged; names object and tensor.
+            RestoreError: another failure. In all these cases live state is as it was.
+
+        Ranks: all; collective.
+        Blocks: until all ranks have restored, or all have raised the same error.
+        """
+        self._open()
+        self._settle()
+        if self._fresh:
+            return RestoreReport(found=None)
+        report, catalog = restore_into(
+            self._state,
+            self._storage,
+            self._ranks,
+            self._engine,
+            which,
+            only=only,
+            exclude=exclude,
+            rename=rename,
+            strict=strict,
+        )
+        if catalog is not None:  # rank 0
+            self._committer.restored(catalog, report.found.ref if report.found else None)
+        self._last_step = report.step if report.found else None
+        self._latest = None
+        return report
+
+    def step(self, step: int, *, metrics: Mapping[str, Any] | None = None, last: bool = False) -> SaveHandle | None:
+        """Say that optimizer step `step` is done; save if a policy finds it due, or at the end.
+
+        Args:
+            step: number of optimizer steps completed.
+            metrics: of this step; numbers or tensors of one element, read only if a save needs them. Rank 0's are kept.
+            last: whether training ends here; always saved.
+
+        Returns:
+            The handle of the save that began here, None if none did.
+
+        Raises:
+            SaveError: a save in the background failed; the checkpoints before it are untouched, and the next save may work.
+
+        Ranks: all; collective, at the same step.
+        Blocks: for a save that is due, as `mode` says; otherwise for next to nothing.
+        """
+        self._open()
+        self._check_step(step)
+        agreed = self._vote.result() if self._vote else {}
+        self._vote = None
+        if self._pending and (agreed.get("failed") or not agreed.get("running", True)):
+            self._settle()
+        context = SaveContext(
+            step=step,
+            last_saved_step=self._latest.step if self._latest else self._last_step,
+            time_due=agreed.get("time_due", False),
+            last=last,
+        )
+        reason = "last step" if last else self._save_policy.reason(context) if self._save_policy else None
+        handle = self._save(step, metrics, reason) if reason else None
+        self._begin_vote()
+        return handle
+
+    def save(self, step: int, *, metrics: Mapping[str, Any] | None = None) -> SaveHandle:
+        """Save now, whatever the policy says. The same step twice gives the same handle.
+
+        Ranks: all; collective.
+        Blocks: as `mode` says, after the save before has ended.
+
+        Raises:
+            SaveError: this save failed (``sync``), or the one before did.
+        """
+        self._open()
+        self._check_step(step)
+        handle = self._save(step, metrics, "asked for")
+        self._drop_vote()
+        self._begin_vote()
+        return handle
+
+    def close(self) -> None:
+        """Wait for the save in flight, then give everything back. Idempotent.
+
+        Raises:
+            SaveError: the save in flight failed.
+
+        Ranks: all; collective.
+        Blocks: until the save in flight has ended.
+        """
+        if self._closed:
+            return
+        try:
+            self._settle()
+        finally:
+            self._release()
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        # The other ranks may be anywhere: no collective of ours begins here. A save in flight has its own group and
+        # thread, so it can still end well.
+        if self._closed:
+            return
+        if self._pending:
+            failure = self._pending.exception()
+            if failure is not None:
+                _log.error("the save in flight failed step=%d error=%s", self._pending.step, failure)
+            self._pending = None
+        self._release()
+
+    # ---------------------------------------------------------------------------------------------- looking at the run
+
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """All checkpoints of the run, oldest first, those off the lineage included.
+
+        Ranks: any; not collective.
+        """
+        catalog = discover(self._storage)
+        return [catalog.info(ref) for ref in catalog.commits]
+
+    def verify(self, step: int) -> list[Damage]:
+        """Read the whole checkpoint of `step` and compare every byte with its digests; empty if it is intact.
+
+        Ranks: any; not collective.
+        Blocks: while it reads.
+        """
+        return verify_checkpoint(self._storage, discover(self._storage).find(step))
+
+    # ------------------------------------------------------------------------------------------------------- internals
+
+    def _save(self, step: int, metrics: Mapping[str, Any] | None, reason: str) -> SaveHandle:
+        if self._latest and self._latest.step == step:
+            return self._latest
+        self._settle()
+        flat: Any = None
+        attempt = ""
+        error: ResilioError | None = None
+        kept: dict[str, float] = {}
+        try:
+            flat = self._state.capture(step, rank=self._ranks.rank, world=self._ranks.world)
+            if self._ranks.coordinator:
+                kept = numbers(metrics or {})
+                attempt = self._committer.begin(step)
+        except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
+            error = portable(caught, SaveError)
+        answers = self._ranks.gather((error, attempt))
+        self._ranks.raise_first([answer[0] for answer in answers], error)
+        attempt = answers[0][1]
+        job = self._committer.job(attempt, step, self._ranks.world, kept, reason)
+        self._save_began_s = self._clock.monotonic_s()
+        after = job.sweep if self._ranks.coordinator else None
+        future = self._engine.save(flat, attempt, job.commit, after, background=self._mode == "async")
+        self._latest = self._pending = SaveHandle(job, future)
+        if self._mode == "sync":
+            self._settle()
+        return self._latest
+
+    def _settle(self) -> None:
+        """Wait for the save in flight and raise its failure, on all ranks. Collective."""
+        self._drop_vote()
+        handle, self._pending = self._pending, None
+        if handle is None:
+            return
+        error = handle.exception()
+        try:
+            self._ranks.agree(error, SaveError)
+        except ResilioError:
+            self._latest = None  # that step is not saved: it may be tried again
+            if self._ranks.coordinator:
+                handle.job.failed()
+            raise
+        self._last_step = handle.step
+
+    def _begin_vote(self) -> None:
+        """Begin the vote that the next step will read; left out, on all ranks alike, where nothing could be decided."""
+        policy = self._save_policy
+        if not (self._pending or (policy and policy.needs_clock)):
+            return
+        done = self._pending is not None and self._pending.done()
+        due = policy is not None and policy.time_due(self._clock.monotonic_s(), self._save_began_s)
+        self._vote = Vote(
+            self._ranks,
+            {
+                "time_due": due,
+                "running": self._pending is not None and not done,
+                "failed": self._pending is not None and done and self._pending.exception() is not None,
+            },
+        )
+
+    def _drop_vote(self) -> None:
+        """Take a vote that no step will read off the group, so that the next collective finds its own kind."""
+        if self._vote:
+            self._vote.result()
+            self._vote = None
+
+    def _check_step(self, step: int) -> None:
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ConfigError(f"step={step!r}: it is the number of optimizer steps completed", step=step)
+        newest = self._latest.step if self._latest else self._last_step
+        if newest is not None and step < newest:
+            raise ConfigError(
+                f"step {step} after step {newest}: steps only grow. To go back, restore(which=…) an older step.",
+                step=step,
+            )
+
+    def _check_alike(self, mine: str) -> None:
+        told = self._ranks.gather(mine)
+        for rank, theirs in enumerate(told):
+            if theirs != told[0]:
+                raise ConfigError(
+                    f"rank {rank} was given other arguments than rank 0: {theirs} against {told[0]}", rank=rank
+                )
+        if self._ranks.world > 1 and not self._storage.capabilities.shared:
+            raise ConfigError(f"{self._storage.url} lives in one process; {self._ranks.world} ranks need a shared store")
+
+    def _open(self) -> None:
+        if self._closed:
+            raise ConfigError("this CheckpointManager is closed; make a new one")
+
+    def _release(self) -> None:
+        self._closed = True
+        self._vote = None
+        self._engine.close()
+        self._ranks.close()
+        self._storage.close()

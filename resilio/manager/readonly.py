@@ -1,0 +1,75 @@
+"""`resilio.restore`: the state of a run without the right to write to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..engine import Engine
+from ..errors import NoCheckpointError
+from ..hooks import open_storage
+from ..ranks import Ranks
+from ..state.training_state import TrainingState
+from ..storage.base import Storage
+from .report import RestoreReport
+from .restoring import Rename, Which, restore_into
+
+__all__ = ["restore"]
+
+
+def restore(
+    url: str | os.PathLike[str] | Storage,
+    state: TrainingState | Mapping[str, Any],
+    which: Which = "newest",
+    *,
+    only: Iterable[str] | None = None,
+    exclude: Iterable[str] | None = None,
+    rename: Rename | None = None,
+    strict: bool = True,
+    timeout_s: float = 1800.0,
+) -> RestoreReport:
+    """Restore `state` from a run that this process does not write to: for evaluation, fine-tuning, export.
+
+    Fences nobody: the job that trains the run goes on. For fine-tuning from a model alone, say ``only=["model"]``.
+
+    Args:
+        url: the run's store.
+        state: the live objects, as for `CheckpointManager`.
+        which: ``"newest"`` of the lineage, or a step.
+        only: see `CheckpointManager.restore`.
+        exclude: the same.
+        rename: the same.
+        strict: the same.
+        timeout_s: how long a rank waits for the others.
+
+    Raises:
+        NoCheckpointError: the run has no such checkpoint, or none at all.
+        MismatchError: checkpoint and live state differ.
+        IntegrityError: the checkpoint is damaged.
+
+    Ranks: all; collective.
+    Blocks: until all ranks have restored, or all have raised the same error.
+    """
+    ranks = Ranks.connect(timeout_s)
+    storage = open_storage(url)
+    engine = Engine(storage, ranks)
+    try:
+        report, _ = restore_into(
+            TrainingState.of(state),
+            storage,
+            ranks,
+            engine,
+            which,
+            only=only,
+            exclude=exclude,
+            rename=rename,
+            strict=strict,
+        )
+        if report.found is None:
+            raise NoCheckpointError(f"{storage.url} has no checkpoint to restore from", url=storage.url)
+        return report
+    finally:
+        engine.close()
+        ranks.close()
+        storage.close()

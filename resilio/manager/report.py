@@ -1,0 +1,39 @@
+"""What a restore tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..state.flat import Outcome
+from ..types import CheckpointInfo
+
+__all__ = ["RestoreReport"]
+
+
+@dataclass(frozen=True)
+class RestoreReport:
+    """What was restored, from where, and how each part came back. The same on every rank but for `outcomes`.
+
+    Attributes:
+        found: the checkpoint, None if the run has none (and the job starts at step 0).
+        outcomes: one per component: exact, re-derived for another world, or stayed live.
+        read_bytes: bytes of tensors this rank read.
+        seconds: from the choice to the last applied value, on this rank.
+    """
+
+    found: CheckpointInfo | None
+    outcomes: tuple[Outcome, ...] = ()
+    read_bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps completed; 0 for a new run."""
+        return self.found.step if self.found else 0
+
+    def __str__(self) -> str:
+        if self.found is None:
+            return "no checkpoint: a new run"
+        lines = [f"restored {self.found.ref} of {self.found.world} rank(s) in {self.seconds:.2f} s"]
+        lines += [f"  {o.component}: {o.how}{f' ({o.note})' if o.note else ''}" for o in self.outcomes]
+        return "\n".join(lines)

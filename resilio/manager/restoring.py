@@ -1,0 +1,119 @@
+"""The path of a restore: one choice for all ranks, a plan, exactly the bytes needed, then live state, all or nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ..engine import Engine, saved_state
+from ..errors import ConfigError, NoCheckpointError, RestoreError
+from ..ranks import Ranks
+from ..records.catalog import Catalog, discover
+from ..records.manifest import LoadedManifest, load_manifest
+from ..state.restore import plan_restore
+from ..state.training_state import TrainingState
+from ..storage.base import Storage
+from ..types import CheckpointInfo, CheckpointRef
+from .report import RestoreReport
+
+__all__ = ["Which", "choose", "restore_into"]
+
+Which = int | str
+Rename = Mapping[str, str] | Callable[[str], str]
+
+_log = logging.getLogger("resilio")
+
+
+def choose(catalog: Catalog, which: Which) -> CheckpointRef | None:
+    """The checkpoint meant by `which`; None if the run has none at all and the newest was asked for.
+
+    Args:
+        catalog: what the run holds.
+        which: ``"newest"`` of the lineage, or a step. A step that the lineage has is taken there; one that only an
+            abandoned branch has is taken from the newest such branch, because it was asked for by number.
+
+    Raises:
+        NoCheckpointError: no checkpoint of that step. Never falls back to another one.
+        ConfigError: `which` is neither.
+    """
+    if which == "newest":
+        if catalog.newest is None and catalog.off_lineage:
+            listed = ", ".join(str(ref) for ref in catalog.off_lineage[-20:])
+            raise NoCheckpointError(
+                f"{catalog.storage.url} has checkpoints, but none on the lineage: {listed}. Restore one of them by its "
+                f"step, or begin anew with fresh=True.",
+                url=catalog.storage.url,
+            )
+        return catalog.newest
+    if not isinstance(which, int) or isinstance(which, bool):
+        raise ConfigError(f"restore(which={which!r}): which is 'newest' or the number of a step", which=which)
+    return catalog.find(which)
+
+
+def restore_into(
+    state: TrainingState,
+    storage: Storage,
+    ranks: Ranks,
+    engine: Engine,
+    which: Which,
+    *,
+    only: Iterable[str] | None,
+    exclude: Iterable[str] | None,
+    rename: Rename | None,
+    strict: bool,
+) -> tuple[RestoreReport, Catalog | None]:
+    """Restore `state`; return the report and, on rank 0, what the run held when the choice was made.
+
+    Ranks: all; collective on both groups.
+    Blocks: until all ranks have applied, or all have raised.
+    """
+    started = time.monotonic()
+    catalog: Catalog | None = None
+
+    def pick() -> tuple[CheckpointInfo, LoadedManifest] | None:
+        nonlocal catalog
+        catalog = discover(storage)
+        ref = choose(catalog, which)
+        if ref is None:
+            return None
+        manifest = load_manifest(storage, catalog.read(ref))
+        return catalog.info(ref), manifest
+
+    # One rank looks and tells the others: two ranks that list a store may see two different newest checkpoints.
+    picked = ranks.from_coordinator(pick, RestoreError)
+    if picked is None:
+        return RestoreReport(found=None), catalog
+    info, manifest = picked
+    error: BaseException | None = None
+    plan: Any = None
+    try:
+        plan = plan_restore(
+            state,
+            saved_state(manifest),
+            rank=ranks.rank,
+            world=ranks.world,
+            only=only,
+            exclude=exclude,
+            rename=rename,
+            strict=strict,
+        )
+    except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
+        error = caught
+    ranks.agree(error, RestoreError)
+    read: list[int] = []
+    engine.fill(plan.scratch, manifest, read.append)
+    outcomes = plan.apply()
+    report = RestoreReport(
+        found=info,
+        outcomes=tuple(outcomes),
+        read_bytes=sum(read),
+        seconds=time.monotonic() - started,
+    )
+    if ranks.coordinator:
+        _log.info(
+            "restored step=%d generation=%d saved_world=%d world=%d seconds=%.3f read_bytes=%d",
+            *(info.step, info.ref.generation, info.world, ranks.world, report.seconds, report.read_bytes),
+        )
+    return report, catalog

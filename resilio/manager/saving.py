@@ -1,0 +1,170 @@
+"""Rank 0's side of a save: from "all ranks' bytes are durable" to "a checkpoint", and the sweep after it."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from .. import failpoints
+from ..clock import Clock
+from ..engine import Root
+from ..errors import ConfigError, InternalError, ResilioError
+from ..policies import KeepPolicy, decide
+from ..records import keys
+from ..records.catalog import Catalog, RecordCache, discover
+from ..records.digests import digest_of
+from ..records.protocol import RunWriter
+from ..records.run import check_folder
+from ..records.schema import FORMAT, Manifest, ObjectRecord, encode
+from ..records.sweep import sweep
+from ..storage.base import Storage
+from ..types import CheckpointRef
+
+__all__ = ["Committer", "SaveJob", "numbers"]
+
+_log = logging.getLogger("resilio")
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """`metrics` as plain numbers. Reads tensors, which waits for their device: call it only when a save needs them.
+
+    Raises:
+        ConfigError: one is neither a number nor a tensor of one element.
+    """
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        try:
+            found[str(name)] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"metrics[{name!r}] is {type(value).__name__}; it must be a number or a tensor of one element", metric=name
+            ) from error
+    return found
+
+
+class Committer:
+    """What rank 0 keeps between saves: the commit protocol's view of the run, and the keep policy.
+
+    Every rank has one, rank 0 alone uses its storage.
+    """
+
+    def __init__(self, storage: Storage, keep: KeepPolicy, clock: Clock, digest: str) -> None:
+        self.storage = storage
+        self.keep = keep
+        self.clock = clock
+        self.digest = digest
+        self.writer = RunWriter(storage, clock=clock)
+        self.records: RecordCache = {}
+        self.unfinished: frozenset[str] = frozenset()  # attempts whose deletion was begun and failed
+
+    def begin_fresh(self) -> None:
+        """A new run over whatever is there: it has been seen, and stays behind."""
+        self.writer.fresh(discover(self.storage, self.records))
+
+    def restored(self, catalog: Catalog, chosen: CheckpointRef | None) -> None:
+        """The job goes on from `chosen`, having seen `catalog`."""
+        self.writer.saw_restore(catalog, chosen)
+
+    def begin(self, step: int) -> str:
+        """Name the attempt to save `step`."""
+        return self.writer.begin_attempt(step)
+
+    def job(self, attempt: str, step: int, world: int, metrics: dict[str, float], reason: str) -> SaveJob:
+        """One attempt. What it will record is frozen here: the training loop is at another step when it commits."""
+        return SaveJob(self, attempt, step, world, metrics, reason, time.monotonic())
+
+
+@dataclass
+class SaveJob:
+    """One attempt on its way to a checkpoint."""
+
+    owner: Committer
+    attempt: str
+    step: int
+    world: int
+    metrics: dict[str, float]
+    reason: str
+    began_s: float
+
+    @property
+    def ref(self) -> CheckpointRef:
+        """The checkpoint it would be."""
+        ref = keys.parse_attempt(self.attempt)
+        if ref is None:
+            raise InternalError(f"{self.attempt!r} is no name of an attempt")
+        return ref
+
+    def commit(self, root: Root) -> None:
+        """`.metadata`, manifest, a look at the folder, the commit record: in this order. Rank 0; in the saving thread."""
+        storage = self.owner.storage
+        storage.put(keys.attempt_key(self.attempt, keys.METADATA), root.metadata)
+        failpoints.hit("save.before_manifest")
+        metadata = ObjectRecord(
+            name=keys.METADATA, size_bytes=len(root.metadata), digest=digest_of(root.metadata, self.owner.digest)
+        )
+        manifest = encode(
+            Manifest(
+                format=FORMAT,
+                step=self.step,
+                attempt=self.attempt,
+                world=self.world,
+                digest=self.owner.digest,
+                parts=sorted(root.parts, key=lambda part: part.rank),
+                objects=[metadata],
+                ties=root.ties,
+            )
+        )
+        storage.put(keys.attempt_key(self.attempt, keys.MANIFEST), manifest)
+        expected = {**root.sizes, keys.METADATA: len(root.metadata), keys.MANIFEST: len(manifest)}
+        check_folder(storage, self.attempt, expected)
+        self.owner.writer.commit(
+            self.attempt,
+            manifest_size_bytes=len(manifest),
+            manifest_digest=digest_of(manifest, self.owner.digest),
+            world=self.world,
+            size_bytes=sum(expected.values()),
+            metrics=self.metrics,
+            reasons=[self.reason],
+            versions=_versions(),
+        )
+        _log.info(
+            "saved step=%d generation=%d world=%d seconds=%.3f size_bytes=%d reason=%r",
+            *(self.step, self.ref.generation, self.world, time.monotonic() - self.began_s),
+            *(sum(expected.values()), self.reason),
+        )
+
+    def failed(self) -> None:
+        """The attempt failed on some rank: what it left may be collected by a later sweep. Rank 0."""
+        self.owner.writer.abandon(self.attempt)
+
+    def sweep(self) -> None:
+        """Delete what has no reason to live any more. Rank 0; in the saving thread; a failure never fails training."""
+        owner = self.owner
+        try:
+            report = sweep(
+                owner.storage,
+                lambda infos: decide(owner.keep, infos, owner.clock.wall_s()).kept,
+                generation=self.ref.generation,
+                failed=owner.writer.failed | owner.unfinished,
+                cache=owner.records,
+            )
+        except ResilioError as error:
+            _log.warning("sweep put off until the next save error=%s", error)
+            return
+        owner.unfinished = frozenset(report.unfinished)
+        if report.deleted or report.attempts or report.failed:
+            _log.info(
+                "swept checkpoints=%s leftovers=%d failed=%s",
+                *([ref.step for ref in report.deleted], len(report.attempts), report.failed),
+            )
+
+
+def _versions() -> dict[str, str]:
+    return {"resilio": version("resilio-ckpt"), "torch": str(torch.__version__), "python": platform.python_version()}
