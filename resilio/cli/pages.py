@@ -1,0 +1,213 @@
+"""What is shown of checkpoints: as tables for people and as JSON for programs. Keys of the JSON are for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..records import keys
+from ..records.manifest import LoadedManifest
+from ..types import CheckpointInfo, CheckpointRef, Damage
+from .output import ago, clean, iso, size
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+__all__ = [
+    "damage_json",
+    "damage_line",
+    "info_json",
+    "ls_table",
+    "show_json",
+    "show_page",
+    "verify_json",
+    "verify_lines",
+]
+
+_BIGGEST = 10
+_VALUES = 20
+_VALUE_WIDTH = 60
+
+
+def info_json(info: CheckpointInfo) -> dict[str, Any]:
+    """A checkpoint, as `ls`, `show` and `verify` all write it."""
+    return {
+        "name": keys.stem(info.ref),
+        "step": info.step,
+        "generation": info.ref.generation,
+        "on_lineage": info.on_lineage,
+        "committed_at": iso(info.time_s),
+        "time_s": info.time_s,
+        "world": info.world,
+        "size_bytes": info.size_bytes,
+        "reasons": list(info.reasons),
+        "metrics": info.metrics,
+        "attempt": info.attempt,
+    }
+
+
+def damage_json(damage: Damage) -> dict[str, str]:
+    """A finding."""
+    return {"where": damage.where, "what": damage.what}
+
+
+def damage_line(damage: Damage) -> str:
+    """The same for people."""
+    return clean(f"DAMAGED  {damage}")
+
+
+def ls_table(infos: Sequence[CheckpointInfo], now_s: float) -> Table:
+    """Checkpoints as one line each, in the order given. The column "lineage" is left out where all are on it."""
+    off = any(not info.on_lineage for info in infos)
+    table = _table(
+        "step", "gen", "committed", "", "ranks", "size", *(["lineage"] if off else []), "metrics", "saved because"
+    )
+    for info in infos:
+        table.add_row(
+            str(info.step),
+            str(info.ref.generation),
+            iso(info.time_s),
+            ago(info.time_s, now_s),
+            str(info.world),
+            size(info.size_bytes),
+            *(["on" if info.on_lineage else "off"] if off else []),
+            clean(" ".join(f"{name}={value:.4g}" for name, value in sorted(info.metrics.items()))),
+            clean("; ".join(info.reasons)),
+            style=None if info.on_lineage else "dim",
+        )
+    return table
+
+
+def show_json(info: CheckpointInfo, manifest: LoadedManifest) -> dict[str, Any]:
+    """All of `show`."""
+    tensors: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "size_bytes": tensor.size_bytes,
+            "pieces": len(tensor.pieces),
+        }
+        for name, tensor in manifest.tensors.items()
+    ]
+    tensors.sort(key=lambda tensor: (-tensor["size_bytes"], tensor["name"]))
+    values, commit = manifest.values, manifest.commit
+    objects = [(keys.MANIFEST, commit.manifest_size_bytes, commit.manifest_digest)]
+    objects += [(one.name, one.size_bytes, one.digest) for one in manifest.objects.values()]
+    objects += [(one.name, one.size_bytes, one.digest) for one in manifest.root.parts]
+    return {
+        "checkpoint": info_json(info),
+        "versions": commit.versions,
+        "objects": [{"name": name, "size_bytes": n, "digest": digest} for name, n, digest in sorted(objects)],
+        "tensors": {
+            "count": len(tensors),
+            "size_bytes": sum(tensor["size_bytes"] for tensor in tensors),
+            "dtypes": _totals(tensors, lambda tensor: tensor["dtype"]),
+            "components": _totals(tensors, lambda tensor: _component(tensor["name"])),
+            "biggest": tensors[:_BIGGEST],
+        },
+        "tied": len(manifest.ties),
+        "values": {
+            "count": len(values),
+            "components": dict(sorted(Counter(map(_component, values)).items())),
+            "plain": {key: value for key, value in sorted(values.items()) if _is_plain(value)},
+        },
+    }
+
+
+def show_page(page: Mapping[str, Any], now_s: float) -> list[RenderableType]:
+    """The same for people, from what `show_json` returned."""
+    from rich.table import Table
+
+    info, tensors, values = page["checkpoint"], page["tensors"], page["values"]
+    head = Table.grid(padding=(0, 2))
+    reasons, metrics = "; ".join(info["reasons"]), sorted(info["metrics"].items())
+    for name, text in (
+        ("checkpoint", f"{info['name']}  (step {info['step']}, generation {info['generation']})"),
+        ("lineage", "on" if info["on_lineage"] else "off: a newer branch left it behind"),
+        ("committed", f"{info['committed_at']}  ({ago(info['time_s'], now_s)})"),
+        ("ranks", str(info["world"])),
+        ("saved because", reasons or "?"),
+        ("metrics", "  ".join(f"{key} = {value:.6g}" for key, value in metrics) or "none"),
+        ("versions", "  ".join(f"{key} {value}" for key, value in sorted(page["versions"].items())) or "?"),
+        ("folder", info["attempt"]),
+        ("tensors", f"{tensors['count']}, {size(tensors['size_bytes'])}, and {page['tied']} tied to one of them"),
+        ("values", f"{values['count']}: {_counts(values['components'])}"),
+    ):
+        head.add_row(name, clean(text))
+    parts: list[RenderableType] = [head]
+    for title, rows in (("component", tensors["components"]), ("dtype", tensors["dtypes"])):
+        table = _table(title, "tensors", "size")
+        for name, row in rows.items():
+            table.add_row(clean(name), str(row["count"]), size(row["size_bytes"]))
+        parts += ["", table]
+    biggest = _table("biggest tensors", "dtype", "shape", "size")
+    for one in tensors["biggest"]:
+        biggest.add_row(clean(one["name"]), one["dtype"], "×".join(map(str, one["shape"])), size(one["size_bytes"]))
+    objects = _table("object", "size", "digest")
+    for one in page["objects"]:
+        objects.add_row(clean(one["name"]), size(one["size_bytes"]), one["digest"])
+    plain = _table("value", "is")
+    for key, value in list(values["plain"].items())[:_VALUES]:
+        plain.add_row(clean(key), clean(_cut(repr(value))))
+    parts += ["", biggest, "", objects, "", plain]
+    if len(values["plain"]) > _VALUES:
+        parts.append(f" … and {len(values['plain']) - _VALUES} more; --json has all")
+    return parts
+
+
+def verify_json(ref: CheckpointRef, damage: Sequence[Damage], on_lineage: bool) -> dict[str, Any]:
+    """What became of one checkpoint."""
+    return {
+        "name": keys.stem(ref),
+        "step": ref.step,
+        "generation": ref.generation,
+        "on_lineage": on_lineage,
+        "good": not damage,
+        "damage": [damage_json(one) for one in damage],
+    }
+
+
+def verify_lines(ref: CheckpointRef, damage: Sequence[Damage]) -> list[str]:
+    """The same for people."""
+    name = keys.stem(ref)
+    return [f"{name}  good"] if not damage else [clean(f"{name}  DAMAGED  {one}") for one in damage]
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        numeric = column in {"step", "gen", "ranks", "size", "tensors"}
+        table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
+    return table
+
+
+def _totals(tensors: Sequence[dict[str, Any]], by: Callable[[dict[str, Any]], str]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for tensor in tensors:
+        row = found.setdefault(by(tensor), {"count": 0, "size_bytes": 0})
+        row["count"] += 1
+        row["size_bytes"] += tensor["size_bytes"]
+    return dict(sorted(found.items()))
+
+
+def _component(key: str) -> str:
+    """`model.wte.weight` -> model, `rank.3.rng.torch` -> rng."""
+    parts = key.split(".")
+    return parts[2] if parts[0] == "rank" and len(parts) > 2 else parts[0]
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _VALUE_WIDTH else text[: _VALUE_WIDTH - 1] + "…"

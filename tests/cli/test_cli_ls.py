@@ -1,0 +1,77 @@
+"""`resilio ls`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from resilio.records import keys
+from resilio.types import CheckpointRef
+
+
+def test_newest_first_with_the_left_branch_marked(resilio: Any, branched: Any) -> None:
+    code, out, err = resilio("ls", branched.url)
+    assert (code, err) == (0, "")
+    rows = [line.split() for line in out.splitlines()[1:]]
+    assert [(row[0], row[1]) for row in rows] == [("400", "2"), ("300", "2"), ("300", "1"), ("200", "1"), ("100", "1")]
+    assert ["off" in row for row in rows] == [False, False, True, False, False]
+    assert "loss=nan" in out
+    assert "every 100 steps" in out
+
+
+def test_json_has_every_field(resilio: Any, branched: Any) -> None:
+    code, out, _ = resilio("ls", branched.url, "--json")
+    page = json.loads(out, parse_constant=pytest.fail)
+    assert code == 0
+    assert page["url"] == branched.url
+    assert page["damaged"] == []
+    assert page["checkpoints"][1] == {
+        "attempt": "step-000000300-g000002-7f3a",
+        "committed_at": "2023-11-14T22:18:20Z",
+        "generation": 2,
+        "metrics": {"loss": "nan"},
+        "name": "000000300-g000002",
+        "on_lineage": True,
+        "reasons": ["every 100 steps"],
+        "size_bytes": 200_008,
+        "step": 300,
+        "time_s": 1_700_000_300.0,
+        "world": 1,
+    }
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_nothing_there_is_4_and_creates_nothing(resilio: Any, run: Any, begun: bool) -> None:
+    if begun:
+        run.begin(1)
+    before = sorted(run.folder.rglob("*")) if run.folder.exists() else None
+    code, out, err = resilio("ls", run.url)
+    assert (code, out) == (4, "")
+    assert err.count("\n") == 1
+    assert ("without a checkpoint" in err) is begun
+    assert (sorted(run.folder.rglob("*")) if run.folder.exists() else None) == before
+
+
+def test_an_unreadable_record_is_named_and_the_others_are_listed(resilio: Any, branched: Any) -> None:
+    path = branched.folder / keys.commit_key(CheckpointRef(1, 200))
+    path.chmod(0o644)
+    path.write_bytes(b'{"format": 1, "step":')
+    code, out, _ = resilio("ls", branched.url)
+    assert code == 1
+    assert "DAMAGED  commits/000000200-g000001.json" in out
+    assert "\n400 " in out.replace("\n ", "\n")
+    code, out, _ = resilio("ls", branched.url, "--json")
+    assert code == 1
+    assert [one["where"] for one in json.loads(out)["damaged"]] == ["commits/000000200-g000001.json"]
+    assert len(json.loads(out)["checkpoints"]) == 4
+
+
+def test_a_newer_format_is_inconclusive(resilio: Any, branched: Any) -> None:
+    path = branched.folder / keys.RUN
+    path.chmod(0o644)
+    path.write_text('{"format": 99, "run_id": "x"}')
+    code, out, err = resilio("ls", branched.url)
+    assert (code, out) == (3, "")
+    assert "99" in err and "pgrade" in err

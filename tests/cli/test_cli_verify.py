@@ -1,0 +1,120 @@
+"""`resilio verify`: each kind of damage ends with 1 and a name."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ATTEMPT = "step-000000400-g000002-7f3a"
+
+
+def flip(path: Path, at: int) -> None:
+    path.chmod(0o644)
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_good_is_0(resilio: Any, branched: Any) -> None:
+    assert resilio("verify", branched.url) == (0, "000000400-g000002  good\n", "")
+    assert resilio("verify", branched.url, "000000300-g000001") == (0, "000000300-g000001  good\n", "")
+    code, out, err = resilio("verify", branched.url, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {
+        "url": branched.url,
+        "good": True,
+        "checkpoints": [
+            {
+                "name": "000000400-g000002",
+                "step": 400,
+                "generation": 2,
+                "on_lineage": True,
+                "good": True,
+                "damage": [],
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "says"),
+    [
+        ("__0_0.distcp", 70_000, "model.weight"),
+        ("__0_0.distcp", 200_003, "optimizer.state.weight.step"),
+        ("__0_0.digests", 5, "__0_0.digests"),
+        (".metadata", 3, ".metadata"),
+        ("manifest.json", 30, "manifest.json"),
+        ("manifest-0.json", 30, "manifest-0.json"),
+    ],
+)
+def test_a_flipped_bit_anywhere_is_1_and_named(resilio: Any, branched: Any, name: str, at: int, says: str) -> None:
+    flip(branched.folder / ATTEMPT / name, at)
+    code, out, _ = resilio("verify", branched.url)
+    assert code == 1
+    assert all(line.startswith("000000400-g000002  DAMAGED  ") for line in out.splitlines())
+    assert says in out
+    code, out, _ = resilio("verify", branched.url, "--json")
+    assert code == 1
+    page = json.loads(out)
+    assert page["good"] is False
+    assert any(says in one["where"] + one["what"] for one in page["checkpoints"][0]["damage"])
+
+
+@pytest.mark.parametrize("how", ["missing", "cut", "grown"])
+def test_a_missing_or_resized_object_is_1_and_named(resilio: Any, branched: Any, how: str) -> None:
+    path = branched.folder / ATTEMPT / "__0_0.distcp"
+    path.chmod(0o644)
+    if how == "missing":
+        path.unlink()
+    else:
+        os.truncate(path, 100 if how == "cut" else 300_000)
+    code, out, _ = resilio("verify", branched.url)
+    assert code == 1
+    assert "__0_0.distcp" in out
+
+
+def test_all_looks_at_every_one_and_one_bad_makes_it_1(resilio: Any, branched: Any) -> None:
+    flip(branched.folder / "step-000000300-g000001-7f3a" / "__0_0.distcp", 0)
+    assert resilio("verify", branched.url)[0] == 0
+    code, out, _ = resilio("verify", branched.url, "--all")
+    assert code == 1
+    assert [line.split()[:2] for line in out.splitlines()] == [
+        ["000000400-g000002", "good"],
+        ["000000300-g000002", "good"],
+        ["000000300-g000001", "DAMAGED"],
+        ["000000200-g000001", "good"],
+        ["000000100-g000001", "good"],
+    ]
+    page = json.loads(resilio("verify", branched.url, "--all", "--json")[1])
+    assert [(one["good"], one["on_lineage"]) for one in page["checkpoints"]] == [
+        (True, True),
+        (True, True),
+        (False, False),
+        (True, True),
+        (True, True),
+    ]
+
+
+def test_the_bar_is_drawn_on_a_terminal_and_leaves_stdout_alone(branched: Any) -> None:
+    leader, follower = pty.openpty()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "resilio", "verify", branched.url],
+            stdout=subprocess.PIPE,
+            stderr=follower,
+            timeout=120,
+            env={**os.environ, "TERM": "xterm"},
+        )
+        seen = os.read(leader, 65536)
+    finally:
+        os.close(leader)
+        os.close(follower)
+    assert (done.returncode, done.stdout) == (0, b"000000400-g000002  good\n")
+    assert b"000000400-g000002" in seen
