@@ -135,7 +135,7 @@ def to_url(where: str | os.PathLike[str]) -> str:
         return "file://" + os.path.abspath(text)  # noqa: PTH100  pathlib drops ".." only by following links
     if len(found["slashes"]) < 2:
         raise ConfigError(
-            f"{without_credentials(text)}: write {found['scheme']}://…, as a string (pathlib drops a slash), "
+            f"{without_credentials(text.replace(':/', '://', 1))}: write it so, as a string (pathlib drops a slash), "
             f"or ./{found['scheme']}:/… for a folder of that name"
         )
     return found["scheme"].lower() + text[len(found["scheme"]) :]

@@ -1,0 +1,30 @@
+"""What is special about memory."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from resilio.errors import ConfigError
+from resilio.storage import MemoryStorage
+from resilio.storage.memory import open_memory
+
+
+def test_equal_names_share_a_store_and_others_do_not() -> None:
+    open_memory("memory://shared/by-name").put("key", b"x")
+    assert MemoryStorage("shared/by-name").get("key") == b"x"
+    assert not MemoryStorage("shared").exists("key")
+
+
+def test_a_pickle_carries_the_name_only() -> None:
+    storage = MemoryStorage("pickled")
+    storage.put("key", b"secret bytes" * 100)
+    assert b"secret" not in pickle.dumps(storage)
+    assert len(pickle.dumps(storage)) < 500
+    assert not storage.capabilities.shared
+
+
+def test_a_name_is_needed() -> None:
+    with pytest.raises(ConfigError, match="name"):
+        open_memory("memory://")
