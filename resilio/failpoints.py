@@ -89,10 +89,9 @@ def hit(name: str, rank: int = 0) -> None:
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)  # the signal is on its way; nothing after this place may run
-    elif action == "raise":
-        raise OSError(errno.EIO, f"failpoint {name}")
-    elif action == "enospc":
-        raise OSError(errno.ENOSPC, f"failpoint {name}")
+    elif action in ("raise", "enospc"):
+        number = errno.EIO if action == "raise" else errno.ENOSPC
+        raise OSError(number, f"{os.strerror(number)} (failpoint {name})")
     else:
         _hold(Path(action.removeprefix("hold:")))
 

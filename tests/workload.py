@@ -22,24 +22,33 @@ GLOBAL_BATCH = 12
 VOCAB = 31
 
 
+class Block(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.up, self.down, self.drop = nn.Linear(9, 129), nn.Linear(129, 9), nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(self.down(nn.functional.gelu(self.up(x))))
+
+
 class Net(nn.Module):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         self.emb = nn.Embedding(VOCAB, 9)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(9, 129), nn.GELU(), nn.Linear(129, 9)) for _ in range(2))
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(2))
         self.gain = nn.Parameter(torch.ones(1))
         self.norm = nn.LayerNorm(9)
         self.head = nn.Linear(9, VOCAB, bias=False)
         self.head.weight = self.emb.weight
-        self.drop = nn.Dropout(dropout)
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         self.register_buffer("scale", torch.linspace(0.5, 1.5, 9), persistent=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.emb(ids)
         for block in self.blocks:
-            x = x + self.drop(block(x))
-        return self.head(self.norm(x * self.scale) * self.gain)
+            x = block(x)
+        # "+ 0": FSDP2 warns about outputs that are views
+        return self.head(self.norm(x * self.scale) * self.gain) + 0
 
 
 class Loader:
