@@ -170,8 +170,9 @@ class _View:
 
     def add_part(self, part: schema.ManifestPart, where: str) -> None:
         names = [record.name for record in part.objects]
+        pairs = list(zip(names[::2], names[1::2], strict=False))
         # Each data object is followed by its digests object.
-        if len(names) % 2 or any(keys.digests_name(a) != b for a, b in zip(names[::2], names[1::2], strict=True)):
+        if len(names) % 2 or any(not keys.parse_data_name(a) or keys.digests_name(a) != b for a, b in pairs):
             raise FormatError(f"{where}: objects are not data objects, each followed by its digests", where=where)
         object_keys = [self.add_object(record, where) for record in part.objects]
         ranges: dict[int, list[tuple[int, int, str]]] = {}

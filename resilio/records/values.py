@@ -154,10 +154,11 @@ class _Encoder:
         return [self.encode(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(x)]
 
     def _pairs(self, x: Mapping[Any, Any], where: str, depth: int) -> list[Any]:
-        return [
-            [self.encode(k, f"{where} (key {k!r})", depth + 1), self.encode(v, f"{where}[{k!r}]", depth + 1)]
-            for k, v in x.items()
-        ]
+        pairs = []
+        for k, v in x.items():
+            at = f"{where}[{_brief(k)}]"
+            pairs.append([self.encode(k, at, depth + 1), self.encode(v, at, depth + 1)])
+        return pairs
 
     def _numpy(self, x: Any, kind: type, where: str) -> Any:
         np = sys.modules.get("numpy")
@@ -247,6 +248,13 @@ def _canonical(x: Any) -> Any:
             return {tag: sorted(map(_canonical, pairs), key=msgspec.json.encode)}
         return {k: _canonical(x[k]) for k in sorted(x)}
     return x
+
+
+def _brief(key: Any) -> str:
+    """A dict's key for an error's path; its repr may be long, or an error of its own."""
+    if type(key) in (str, float, bool) or (type(key) is int and key in _INT64):
+        return repr(key)[:50]
+    return type(key).__name__
 
 
 def _text(x: str, where: str) -> str:

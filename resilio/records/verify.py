@@ -39,13 +39,17 @@ def verify_checkpoint(storage: Storage, ref: CheckpointRef, progress: Progress |
         NoCheckpointError: there is no commit record of `ref`.
         StorageError: the store failed: nothing is known.
     """
+    where = keys.commit_key(ref)
     try:
-        manifest = load_manifest(storage, read_commit(storage, ref))
+        commit = read_commit(storage, ref)
+        where = keys.attempt_key(commit.attempt, keys.MANIFEST)
+        manifest = load_manifest(storage, commit)
     except NotFoundError as error:
         raise NoCheckpointError(f"{storage.url}: there is no checkpoint of {ref}", ref=ref) from error
     except (IntegrityError, FormatError) as error:
-        where = getattr(error, "where", None) or keys.commit_key(ref)
-        return [Damage(where.partition(": tensor ")[0], str(error))]
+        # Errors of the chain name a key within the attempt, and perhaps the tensor behind it.
+        named = str(getattr(error, "where", "")).partition(":")[0]
+        return [Damage(named if keys.split_attempt_key(named) else where, str(error))]
     return list(_Verifier(storage, manifest, progress or (lambda done, total: None)).run())
 
 
