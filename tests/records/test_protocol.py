@@ -151,6 +151,15 @@ def test_anothers_generation_fences(store: FakeStore):
         two.begin_attempt(2)  # and stays so, without writing any data
 
 
+def test_anothers_generation_of_our_number_fences_before_its_first_commit(store: FakeStore):
+    writer = manager(store)
+    other = schema.GenerationRecord(format=1, generation=1, nonce="other", host="node-7", pid=42)
+    store.put(keys.generation_key(1), schema.encode(other))
+    with pytest.raises(FencedError, match="node-7, process 42"):
+        save(store, writer, 1)
+    assert commits(store) == []
+
+
 def test_a_newer_generation_without_a_commit_fences_too(store: FakeStore):
     one = manager(store)
     save(store, one, 1)
