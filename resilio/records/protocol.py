@@ -69,6 +69,7 @@ class RunWriter:
         self._last: CheckpointRef | None = None  # newest commit of our generation
         self._pending: tuple[CheckpointRef, bytes] | None = None  # a commit that was sent and is not answered
         self._failed: set[str] = set()
+        self._sent: set[str] = set()  # attempts whose commit was sent: never called failed, whatever came back
         self._fenced_by: int | None = None
 
     @property
@@ -154,7 +155,7 @@ class RunWriter:
 
     def abandon(self, attempt: str) -> None:
         """Note that an attempt of ours failed: garbage, unless its commit was sent and may still arrive."""
-        if self._pending is None or keys.parse_attempt(attempt) != self._pending[0]:
+        if attempt not in self._sent:
             self._failed.add(attempt)
 
     def commit(
@@ -218,6 +219,7 @@ class RunWriter:
         except BaseException:
             self.abandon(attempt)
             raise
+        self._sent.add(attempt)
         self._pending = ref, schema.encode(record)
         self._send_pending()
         return ref

@@ -186,6 +186,8 @@ def test_a_generation_that_appears_during_the_commit_leaves_it_stored_and_not_ac
         save(store, one, 2)
     assert caught.value.stored is True
     assert steps(discover(store)) == [1, 2]
+    one.abandon(discover(store).read(CheckpointRef(1, 2)).attempt)
+    assert one.failed == frozenset()
 
 
 # --- steps and branches ---------------------------------------------------------------------------------------------
