@@ -1,9 +1,9 @@
 """The flat dict: the only currency between `resilio.state` and `resilio.engine`.
 
 State is nested (`{"model": {"wte.weight": …}, "optimizer": {"state": {…}, "param_groups": […]}, "step": 7}`); storage
-wants names with bytes. A `FlatState` holds both views: tensors and values by flat key (path parts joined by dots), and the
-tree whose leaves say which flat key stands there. Restore goes the other way: a `SavedState` says what a checkpoint holds,
-without its data; a plan made from it and the live objects says what to read, and applies it.
+wants names with bytes. A `FlatState` holds both views: tensors and values by flat key (path parts joined by dots), and
+the tree whose leaves say which flat key stands there. Restore goes the other way: a `SavedState` says what a checkpoint
+holds, without its data; a plan made from it and the live objects says what to read, and applies it.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ class FlatState:
     """Captured training state of one rank: references, no copies.
 
     Attributes:
-        tensors: flat key -> live tensor. A `DTensor` is this rank's view of a sharded or replicated tensor; a plain tensor
-            under a shared key is the same on every rank, under a `rank.<r>.` key it is this rank's own.
-        values: flat key -> Python value without tensors, of the types `resilio.records.values` can encode. Already copied:
-            later changes of the live object do not reach it.
+        tensors: flat key -> live tensor. A `DTensor` is this rank's view of a sharded or replicated tensor; a plain
+            tensor under a shared key is the same on every rank, under a `rank.<r>.` key it is this rank's own.
+        values: flat key -> Python value without tensors, of the types `resilio.records.values` can encode. Already
+            copied: later changes of the live object do not reach it.
         kinds: flat key of each tensor -> what it is; staging and replica checks depend on it.
         paths: flat key -> path in the nested state, as plain DCP users see it.
-        ties: flat key -> the flat key of the same tensor that is saved instead (tied weights). Not in `tensors`; in `paths`.
+        ties: flat key -> the flat key of the same tensor that is saved instead (tied weights). Not in `tensors`; in
+            `paths`.
         tree: nested dicts, lists and tuples with `Ref` leaves: the state all ranks share.
         local_tree: the same for this rank's own state, below `rank.<r>`.
     """
@@ -99,7 +100,8 @@ class Outcome:
 
     Attributes:
         component: top-level name: ``model``, ``optimizer``, ``rng``, …
-        how: ``exact`` as saved; ``re-derived`` for another world; ``stayed live`` not in the checkpoint or not asked for.
+        how: ``exact`` as saved; ``re-derived`` for another world; ``stayed live`` not in the checkpoint or not asked
+            for.
         note: what a person should know, or empty.
     """
 

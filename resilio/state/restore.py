@@ -1,0 +1,208 @@
+"""From a checkpoint back to live objects: compare everything, read into scratch, then apply all of it or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ..errors import CaptureError, ConfigError
+from .context import Context, copy_all
+from .flat import Outcome, SavedState
+from .model import ModuleView, load_own, undo_for
+from .plan import Own, RestorePlan
+from .restore_extras import ExtrasPlanner
+from .restore_optimizer import OptimizerPlan
+from .rng import derive_rng, restore_rng
+from .saved import Rename, Selection, mismatch
+from .training_state import Part, TrainingState, module_prefix
+
+__all__ = ["RestorePlan", "plan_restore"]
+
+
+def plan_restore(
+    state: TrainingState,
+    saved: SavedState,
+    *,
+    rank: int,
+    world: int,
+    only: Iterable[str] | str | None = None,
+    exclude: Iterable[str] | str | None = None,
+    rename: Rename | None = None,
+    strict: bool = True,
+) -> RestorePlan:
+    """Compare live state and checkpoint both ways, and say what to read. Changes nothing.
+
+    Args:
+        state: the live objects.
+        saved: what the checkpoint holds.
+        rank: this process.
+        world: number of ranks now.
+        only: component names (``"model"``), prefixes or glob patterns of live-side flat keys; all by default.
+        exclude: the same for what stays as it is.
+        rename: saved prefix -> live prefix, or a function of saved flat keys. An optimizer follows its model's names.
+        strict: whether what is on one side only is an error. Other shapes and dtypes always are.
+
+    Raises:
+        MismatchError: lists everything that does not fit.
+        ConfigError: a pattern of `only` matches nothing, or `rename` maps two keys to one.
+
+    Ranks: local; all come to the same result.
+    """
+    ctx = Context(state, saved, rank, world, Selection(only, exclude), rename, strict)
+    return _Planner(ctx).plan()
+
+
+class _Planner:
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        modules = (part for part in ctx.state.parts() if part.role == "module")
+        self.module_names = {module_prefix(part.path): part.name for part in modules}
+
+    def plan(self) -> RestorePlan:
+        try:
+            modules = self.ctx.state.view_modules()
+            optimizers = self.ctx.state.view_optimizers(modules)
+        except CaptureError as error:
+            raise mismatch(f"the live state cannot take a checkpoint: {error}") from error
+        extras = ExtrasPlanner(self.ctx)
+        plans: list[OptimizerPlan] = []
+        for part in self.ctx.state.parts():
+            if part.role == "module":
+                self._module(part, modules[part.path])
+            elif part.role == "optimizer":
+                if self.ctx.present(part, part.name):
+                    plan = OptimizerPlan(
+                        part.name,
+                        optimizers[part.path],
+                        self.ctx.saved,
+                        self.ctx.problems,
+                        lambda key, name=part.name: self.ctx.select(key, name),  # type: ignore[misc]
+                        self.ctx.strict,
+                    )
+                    plans.append(plan)
+                    self._optimizer(plan)
+            else:
+                extras.plan(part, plans)
+        self._generators()
+        self._leftovers()
+        unused = self.ctx.select.unused()
+        if unused:
+            raise ConfigError(
+                f"only={unused[0]!r} matches nothing; the checkpoint has "
+                f"{', '.join(map(str, self.ctx.saved.saved.tree))}"
+            )
+        self.ctx.problems.raise_if_any(self.ctx.saved.saved.step)
+        return self.ctx.result
+
+    # modules ----------------------------------------------------------------------------------------------------------
+
+    def _module(self, part: Part, view: ModuleView) -> None:
+        prefix = part.name
+        hidden = ".".join(("buffers_np", *filter(None, [module_prefix(part.path)])))
+        own: dict[str, Any] = {}  # canonical name -> saved node, for the module's own load_state_dict
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        skipped, missing = 0, []
+        found = [(f"{prefix}.{name}", name, view.slots.get(name), value) for name, value in view.entries.items()]
+        found += [(f"{hidden}.{name}", "", slot, slot.tensor) for name, slot in view.hidden.items()]
+        for key, name, slot, value in found:
+            node = self.ctx.saved.nodes.get(key)
+            if not self.ctx.select(key, part.name):
+                skipped += 1
+                self.ctx.saved.claim(node)
+            elif node is None:
+                missing.append(key)
+            elif isinstance(value, torch.Tensor):
+                scratch = self.ctx.tensor(key, node, slot, value)
+                if name and not view.stock:
+                    own[name] = node
+                elif scratch is not None:
+                    copies.append((value, scratch))
+            else:
+                self.ctx.want_all(node, value)
+                own[name] = node
+        whole = len(missing) == len(found) - skipped and found and not skipped
+        if self.ctx.strict:
+            self.ctx.problems.missing += [f"{prefix}.*"] if whole and len(missing) > 1 else missing
+        if own:
+            self.ctx.result.own.append(
+                Own(
+                    part.name,
+                    lambda: undo_for(view),
+                    lambda: load_own(view, {name: self.ctx.saved.value(node) for name, node in own.items()}),
+                )
+            )
+        self.ctx.result.stock.append((part.name, lambda: copy_all(copies)))
+        if not copies and not own and found:
+            self.ctx.outcome(part.name, "stayed live", "not asked for" if skipped else "not in the checkpoint")
+        else:
+            stayed = skipped + len(missing)
+            self.ctx.outcome(part.name, "exact", f"{stayed} of {len(found)} keys stayed live" if stayed else "")
+
+    def _optimizer(self, plan: OptimizerPlan) -> None:
+        self.ctx.result.checks.append(plan.check)
+        if plan.stock:
+            self.ctx.result.stock.append((plan.name, plan.assign))
+        else:
+            self.ctx.result.own.append(Own(plan.name, plan.undo, plan.load_own))
+        self.ctx.outcome(plan.name, "exact", "; ".join(plan.notes))
+
+    def _generators(self) -> None:
+        saved = self.ctx.saved.saved
+        nodes = {r: self.ctx.saved.nodes.get(f"rank.{r}.rng") for r in range(saved.world)}
+        for node in nodes.values():
+            self.ctx.saved.claim(node)
+        if not self.ctx.state.rng:
+            if any(node is not None for node in nodes.values()):
+                self.ctx.outcome("rng", "stayed live", "rng=False")
+            return
+        if not self.ctx.select(f"rank.{self.ctx.rank}.rng", "rng"):
+            self.ctx.outcome("rng", "stayed live", "not asked for")
+            return
+        node, zero = nodes.get(self.ctx.rank), nodes.get(0)
+        if zero is None or (node is None and self.ctx.rank < saved.world):
+            if self.ctx.strict:
+                self.ctx.problems.missing.append(f"rank.{self.ctx.rank}.rng")
+            self.ctx.outcome("rng", "stayed live", "not in the checkpoint")
+            return
+        self.ctx.want_all(zero if node is None else node, None)
+        changed = (
+            ""
+            if self.ctx.world == saved.world
+            else f"saved by {saved.world} ranks, {self.ctx.world} now: new ranks derive theirs"
+        )
+
+        def put() -> Outcome:
+            note = ""
+            if node is None:
+                derive_rng(self.ctx.saved.value(zero)["torch"], saved.step, self.ctx.rank)
+            else:
+                note = restore_rng(self.ctx.saved.value(node))
+            text = "; ".join(filter(None, [changed, note]))
+            return Outcome("rng", "re-derived" if text else "exact", text)
+
+        self.ctx.result.rng.append(put)
+
+    def _leftovers(self) -> None:
+        left: dict[str, list[str]] = {}
+        for key in self.ctx.saved.unclaimed():
+            component = self._component(key)
+            if key != "step" and self.ctx.select(key, component):
+                left.setdefault(component, []).append(key)
+        parts = {part.name for part in self.ctx.state.parts()} | {"rng"}
+        for component, keys in left.items():
+            known = component in parts or any(part.startswith(component + ".") for part in parts)
+            if self.ctx.strict:
+                self.ctx.problems.unexpected += keys if known or len(keys) == 1 else [f"{component}.*"]
+            elif not known:
+                self.ctx.outcome(component, "stayed live", "in the checkpoint only")
+
+    def _component(self, key: str) -> str:
+        first, _, rest = key.partition(".")
+        if first == "rank":
+            return rest.partition(".")[2].partition(".")[0]
+        if first != "buffers_np":
+            return first
+        named = [prefix for prefix in self.module_names if prefix and rest.startswith(prefix + ".")]
+        return self.module_names[named[0]] if named else "model"

@@ -1,0 +1,252 @@
+"""A checkpoint as the live state looks at it: renamed, selected, each key used once."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from ..errors import ConfigError, MismatchError
+from .flat import Ref, SavedState, TensorSpec
+from .tensors import allocate, local, same_layout
+from .tree import build, refs
+
+__all__ = ["Problems", "Rename", "SavedView", "Selection"]
+
+Rename = Mapping[str, str] | Callable[[str], str]
+_SHOWN = 8
+
+
+def _patterns(given: Iterable[str] | str | None) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+class Selection:
+    """Which keys a restore is asked for.
+
+    Args:
+        only: patterns of what is wanted; None is all.
+        exclude: patterns of what is not.
+    """
+
+    def __init__(self, only: Iterable[str] | str | None, exclude: Iterable[str] | str | None) -> None:
+        self.only = _patterns(only)
+        self.exclude = _patterns(exclude) or ()
+        self._used: set[str] = set()
+
+    def __call__(self, key: str, component: str) -> bool:
+        """Whether `key`, of the part `component`, is wanted."""
+        hits = {pattern for pattern in (*(self.only or ()), *self.exclude) if _matches(pattern, key, component)}
+        self._used |= hits
+        return (self.only is None or not hits.isdisjoint(self.only)) and hits.isdisjoint(self.exclude)
+
+    def unused(self) -> list[str]:
+        """Patterns of `only` that matched nothing."""
+        return [pattern for pattern in self.only or () if pattern not in self._used]
+
+
+def _matches(pattern: str, key: str, component: str) -> bool:
+    if pattern in (component, component.partition(".")[0], key) or key.startswith(pattern + "."):
+        return True
+    return fnmatch.fnmatchcase(key, pattern)
+
+
+class Problems:
+    """All that speaks against a restore, so that one error can name it all."""
+
+    def __init__(self) -> None:
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+        self.shapes: dict[str, str] = {}
+        self.dtypes: dict[str, str] = {}
+        self.others: list[str] = []
+
+    def raise_if_any(self, step: int) -> None:
+        """Raise what was found.
+
+        Raises:
+            MismatchError: lists it; the facts hold all of it.
+        """
+        parts = [
+            _listed("not in the checkpoint", self.missing, "leave them out with exclude=, or pass strict=False"),
+            _listed(
+                "in the checkpoint but not in the live state",
+                self.unexpected,
+                "leave them out with exclude= or only=, map them with rename=, or pass strict=False",
+            ),
+            _listed("other shape", [f"{key} ({what})" for key, what in self.shapes.items()], ""),
+            _listed(
+                "other dtype",
+                [f"{key} ({what})" for key, what in self.dtypes.items()],
+                "nothing is cast; give the live state the saved dtype",
+            ),
+            *self.others,
+        ]
+        lines = [part for part in parts if part]
+        if lines:
+            raise MismatchError(
+                f"the checkpoint of step {step} does not fit the live state; nothing was changed.\n  "
+                + "\n  ".join(lines),
+                missing=self.missing,
+                unexpected=self.unexpected,
+                shapes=self.shapes,
+                dtypes=self.dtypes,
+                others=self.others,
+            )
+
+
+def mismatch(message: str) -> MismatchError:
+    """A `MismatchError` about no single key."""
+    return MismatchError(message, missing=[], unexpected=[], shapes={}, dtypes={}, others=[message])
+
+
+def _listed(what: str, items: list[str], advice: str) -> str:
+    if not items:
+        return ""
+    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return f"{what}: {', '.join(items[:_SHOWN])}{more}" + (f" ({advice})" if advice else "")
+
+
+class SavedView:
+    """The saved state under the names of the live one.
+
+    Attributes:
+        saved: the checkpoint.
+        nodes: live-side path -> node of the saved tree; leaves and containers.
+        leaves: live-side flat key -> saved flat key.
+        scratch: saved flat key -> tensor to be filled.
+    """
+
+    def __init__(self, saved: SavedState, rename: Rename | None, problems: Problems) -> None:
+        self.saved = saved
+        self.nodes: dict[str, Any] = {}
+        self.leaves: dict[str, str] = {}
+        self.scratch: dict[str, torch.Tensor] = {}
+        self._problems = problems
+        self._claimed: set[str] = set()
+        self._rename = _as_function(rename)
+        self._index("", saved.tree)
+
+    def rename(self, key: str) -> str:
+        """What the live side calls a saved key."""
+        new = self._rename(key)
+        if not isinstance(new, str):
+            raise ConfigError(f"rename gave {new!r} for {key!r}; it must give text", key=key)
+        return new
+
+    def rename_parameter(self, name: str) -> str:
+        """What the live side calls a saved parameter: as `model.<name>` is renamed."""
+        new = self.rename(f"model.{name}")
+        return new.removeprefix("model.") if new.startswith("model.") else name
+
+    def _index(self, path: str, node: Any) -> None:
+        if path:
+            new = self.rename(path)
+            if isinstance(node, Ref):
+                new = self.rename(node.key)
+                if new in self.leaves:
+                    raise ConfigError(f"rename maps both {self.leaves[new]!r} and {node.key!r} to {new!r}", key=new)
+                self.leaves[new] = node.key
+            self.nodes.setdefault(new, node)
+        if isinstance(node, Mapping):
+            for key, below in node.items():
+                self._index(f"{path}.{key}" if path else str(key), below)
+        elif isinstance(node, (list, tuple, set, frozenset)):
+            for i, below in enumerate(node):
+                self._index(f"{path}.{i}", below)
+
+    def claim(self, tree: Any) -> None:
+        """Note that all leaves of `tree` are accounted for."""
+        self._claimed.update(refs(tree))
+
+    def unclaimed(self) -> list[str]:
+        """Live-side keys of leaves that nobody asked for."""
+        return [new for new, key in self.leaves.items() if key not in self._claimed]
+
+    def source(self, key: str) -> str:
+        """The saved key under which the bytes of `key` lie."""
+        return self.saved.ties.get(key, key)
+
+    def spec(self, key: str) -> TensorSpec | None:
+        """What is known of a saved tensor; None if `key` is a value."""
+        return self.saved.tensors.get(self.source(key))
+
+    def want(
+        self,
+        key: str,
+        like: torch.Tensor | None,
+        *,
+        order: tuple[int, ...] | None = None,
+        device: torch.device | None = None,
+    ) -> torch.Tensor:
+        """The scratch tensor for a saved tensor, made if new; see `allocate`."""
+        source = self.source(key)
+        new = allocate(self.saved.tensors[source], like, order=order, device=device)
+        known = self.scratch.setdefault(source, new)
+        if known is not new and not (type(known) is type(new) and local(known).shape == local(new).shape):
+            self._problems.others.append(
+                f"{key} was saved tied to another tensor, but the two lie on ranks differently now; tie them, or place "
+                "them alike"
+            )
+        del new
+        return known
+
+    def leaf(self, key: str) -> Any:
+        """The tensor (filled scratch) or a copy of the value of a saved key."""
+        if self.spec(key) is not None:
+            return self.scratch[self.source(key)]
+        return copy.deepcopy(self.saved.values[key])
+
+    def value(self, node: Any) -> Any:
+        """Nested state built from a node."""
+        return build(node, self.leaf)
+
+    def check(self, key: str, saved_key: str, live: torch.Tensor) -> bool:
+        """Compare a saved tensor with the live one that has its place; note what differs."""
+        spec = self.spec(saved_key)
+        if spec is None:
+            self._problems.others.append(f"{key} is a tensor here and a value in the checkpoint")
+            return False
+        if spec.shape != tuple(live.shape):
+            self._problems.shapes[key] = f"saved {list(spec.shape)}, live {list(live.shape)}"
+        if spec.dtype != live.dtype:
+            self._problems.dtypes[key] = f"saved {_short(spec.dtype)}, live {_short(live.dtype)}"
+        return spec.shape == tuple(live.shape) and spec.dtype == live.dtype
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _as_function(rename: Rename | None) -> Callable[[str], str]:
+    if rename is None:
+        return lambda key: key
+    if not isinstance(rename, Mapping):
+        return rename
+    prefixes = sorted(rename.items(), key=lambda pair: -len(pair[0]))  # the longest that fits decides
+
+    def by_prefix(key: str) -> str:
+        for old, new in prefixes:
+            if key.startswith(old):
+                return new + key[len(old) :]
+        return key
+
+    return by_prefix
+
+
+def into_live(live: Any, saved: Any) -> Any:
+    """What to put where `live` stands so that it holds `saved`: a live tensor is written in place if that is exact."""
+    if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor) and same_layout(live, saved):
+        with torch.no_grad():
+            live.copy_(saved)
+        return live
+    if type(live) is dict and isinstance(saved, dict):
+        return type(saved)((k, into_live(live.get(k), v)) for k, v in saved.items())
+    if type(live) in (list, tuple) and type(saved) is type(live) and len(live) == len(saved):
+        return type(saved)(into_live(a, b) for a, b in zip(live, saved, strict=True))
+    return saved

@@ -1,0 +1,132 @@
+"""What the state room needs to know of a single tensor: may it be saved, how does it lie, how is one made like it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.tensor import DTensor, Partial
+
+from .flat import TensorSpec
+
+__all__ = ["allocate", "local", "memory_order", "refusal", "same_bytes", "same_layout", "same_memory"]
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The plain tensor with this rank's elements."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def refusal(tensor: torch.Tensor) -> str | None:
+    """Why `tensor` cannot be saved exactly and what to do about it, or None if it can.
+
+    Tensor subclasses keep data where a copy of the outer tensor does not reach: taken for plain ones they are saved as
+    garbage, so all but `DTensor` are refused.
+    """
+    inner = local(tensor)
+    for part in (tensor, inner):
+        if type(part) not in (*_PLAIN, DTensor) or (part is inner and isinstance(part, DTensor)):
+            return (
+                f"is a {type(part).__module__}.{type(part).__qualname__}; only plain tensors and DTensor can be saved "
+                "exactly. Convert it to plain tensors in state_dict()"
+            )
+    if inner.is_meta:
+        return "is on the meta device and has no data; call `module.to_empty(device=…)` and initialise it first"
+    if inner.layout is not torch.strided:
+        return f"has the layout {inner.layout}; only strided tensors can be saved. Save its parts, or `to_dense()`"
+    if inner.is_quantized:
+        return "is a quantized tensor; save `int_repr()` and its scales instead"
+    if isinstance(tensor, DTensor) and any(isinstance(placement, Partial) for placement in tensor.placements):
+        return "is a DTensor with a pending reduction (Partial); redistribute it before saving"
+    return None
+
+
+def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Dims from slowest to fastest in memory, or None if row-major or not dense. Of a DTensor: its local part."""
+    inner = local(tensor)
+    if inner.is_contiguous():
+        return None
+    strides = inner.stride()
+    order = sorted(range(inner.dim()), key=lambda dim: (-strides[dim], dim))
+    return tuple(order) if inner.permute(order).is_contiguous() else None
+
+
+def _empty(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, order: tuple[int, ...] | None
+) -> torch.Tensor:
+    if order is None:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+    back = sorted(range(len(order)), key=lambda position: order[position])
+    return torch.empty([shape[dim] for dim in order], dtype=dtype, device=device).permute(back)
+
+
+def allocate(
+    spec: TensorSpec,
+    like: torch.Tensor | None,
+    *,
+    order: tuple[int, ...] | None = None,
+    device: torch.device | None = None,
+) -> torch.Tensor:
+    """An uninitialised tensor for the saved tensor `spec`.
+
+    Args:
+        spec: dtype and shape.
+        like: lies on ranks as this one does if both have the same logical shape.
+        order: memory order, as in `TensorSpec.order`.
+        device: if there is no `like`; CPU by default.
+    """
+    if isinstance(like, DTensor) and tuple(like.shape) == spec.shape:
+        # The live local part already has the right size: uneven and empty shards need no arithmetic of ours.
+        inner = _empty(like._local_tensor.shape, spec.dtype, like._local_tensor.device, order)
+        return DTensor.from_local(
+            inner, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+    if device is None:
+        device = torch.device("cpu") if like is None else local(like).device
+    return _empty(spec.shape, spec.dtype, device, order)
+
+
+def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether both show the same elements at the same place, so that writing one writes the other."""
+    if (type(a) is DTensor) != (type(b) is DTensor):
+        return False
+    x, y = local(a), local(b)
+    if type(x) not in _PLAIN or type(y) not in _PLAIN:  # of a subclass there may be neither shape nor address
+        return False
+    return (
+        x.dtype == y.dtype
+        and x.device == y.device
+        and x.shape == y.shape
+        and x.stride() == y.stride()
+        and (x.numel() == 0 or (not x.is_meta and x.data_ptr() == y.data_ptr()))
+    )
+
+
+def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a copy of `b` into `a` leaves nothing of `b` behind: dtype, shape, strides, device, placement."""
+    if isinstance(a, DTensor) != isinstance(b, DTensor):
+        return False
+    if (
+        isinstance(a, DTensor)
+        and isinstance(b, DTensor)
+        and (a.device_mesh != b.device_mesh or a.placements != b.placements or a.shape != b.shape)
+    ):
+        return False
+    x, y = local(a), local(b)
+    return (
+        x.dtype == y.dtype
+        and x.shape == y.shape
+        and x.device == y.device
+        and (x.stride() == y.stride() or x.numel() <= 1)
+    )
+
+
+def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether this rank's elements of both are equal bit for bit; NaN equals NaN of the same payload, -0 is not 0."""
+    x, y = local(a).detach(), local(b).detach()
+    if x.dtype != y.dtype or x.shape != y.shape:
+        return False
+    x, y = (t.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for t in (x, y.to(x.device)))
+    return torch.equal(x, y)

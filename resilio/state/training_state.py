@@ -1,0 +1,317 @@
+"""`TrainingState`: everything a job must get back to go on as if nothing had happened."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..errors import CaptureError, ConfigError
+from ..records.values import canonical_bytes, encode_value
+from .extras import PerRank, Replicated
+from .flat import FlatState, Path, Ref
+from .model import ModuleView, Ties, all_parameters, capture_module, view_module
+from .names import uses_fsdp1
+from .optimizer import OptimizerView, capture_optimizer, view_optimizer
+from .rng import capture_rng
+from .tensors import local
+from .tree import Flattener, refs
+
+__all__ = ["Part", "TrainingState"]
+
+Role = Literal["module", "optimizer", "stateful", "plain"]
+AgreeEqual = Callable[[bytes], bool]
+
+_RESERVED = ("rank", "step", "buffers_np", "rng")
+_KNOWN = ("model", "optimizer", "scheduler", "dataloader", "scaler", "ema")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing of the state.
+
+    Attributes:
+        path: its place: ``("model",)``, ``("optimizer", "gen")``.
+        role: how it is captured and put back.
+        value: the live object.
+        rule: whether it belongs to a rank; None lets the states decide.
+    """
+
+    path: Path
+    role: Role
+    value: Any
+    rule: Replicated | PerRank | None
+
+    @property
+    def name(self) -> str:
+        """For people: the path with dots."""
+        return ".".join(map(str, self.path))
+
+
+class TrainingState:
+    """The live objects of a training job, by name.
+
+    Each may be anything with `state_dict` and `load_state_dict`; a plain dict or list, which a restore changes in
+    place; a tensor or numpy array, likewise; or another plain value. A number or text cannot be changed in the caller's
+    variable: after a restore read it from here, and set it here before a save::
+
+        state = TrainingState(model=model, optimizer=optimizer, epoch=0)
+        ...
+        state["epoch"] += 1
+
+    Modules count as models wherever they are passed. Several models, optimizers or schedulers go in as a dict:
+    `model={"gen": g, "disc": d}`.
+
+    Args:
+        model: module, or dict of modules. May be wrapped by `torch.compile`, DDP, FSDP2, activation checkpointing.
+        optimizer: optimizer, or dict of them. Their parameters must be in the modules.
+        scheduler: learning-rate scheduler, or dict of them.
+        dataloader: saved once if its state is equal on all ranks, else for each rank, and then refused at another
+            world.
+        scaler: gradient scaler.
+        ema: averaged model, or anything with a `state_dict`.
+        rng: whether python's, numpy's and torch's generators are part of it.
+        **extras: more, each equal on all ranks unless wrapped in `per_rank`.
+
+    Raises:
+        ConfigError: a name is reserved, or a thing cannot be what it is passed as.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        dataloader: Any = None,
+        scaler: Any = None,
+        ema: Any = None,
+        rng: bool = True,
+        **extras: Any,
+    ) -> None:
+        if not isinstance(rng, bool):
+            raise ConfigError("rng is True or False: the generators themselves are global", name="rng")
+        self.rng = rng
+        self._values: dict[str, Any] = {}
+        known = (model, optimizer, scheduler, dataloader, scaler, ema)
+        for name, value in (*zip(_KNOWN, known, strict=True), *extras.items()):
+            if value is not None or name not in _KNOWN:
+                self[name] = value
+
+    @classmethod
+    def of(cls, state: TrainingState | Mapping[str, Any]) -> TrainingState:
+        """`state` itself, or one made of a plain mapping with the same names."""
+        if isinstance(state, cls):
+            return state
+        if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+            raise ConfigError(f"state must be a TrainingState or a mapping from names, not {type(state).__qualname__}")
+        return cls(**state)
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._values[name]
+        return value.value if isinstance(value, (Replicated, PerRank)) else value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Set what is saved under `name`; a declaration (`per_rank`) made before stays."""
+        if name in _RESERVED or not name or "." in name or "~" in name:
+            raise ConfigError(
+                f"{name!r} cannot name a part of the state: {', '.join(_RESERVED)} are taken, and a name has no dots",
+                name=name,
+            )
+        before = self._values.get(name)
+        if isinstance(before, PerRank) and not isinstance(value, (Replicated, PerRank)):
+            value = PerRank(value, before.on_resize)
+        _check(name, value)
+        self._values[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name] if name != "_values" else self.__dict__[name]
+        except KeyError:
+            raise AttributeError(f"the training state has no {name!r}", name=name, obj=self) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def parts(self) -> list[Part]:
+        """The parts in the order they are captured: modules first, for optimizers are named after them."""
+        found: list[Part] = []
+        for name, held in self._values.items():
+            rule = held if isinstance(held, (Replicated, PerRank)) else None
+            value = self[name]
+            if rule is None and name != "dataloader":
+                rule = Replicated(value)
+            if _is_group(name, value):
+                found += [Part((name, key), _role(below), below, rule) for key, below in value.items()]
+            else:
+                found.append(Part((name,), _role(value), value, rule))
+        rank = {"module": 0, "optimizer": 1, "stateful": 2, "plain": 2}
+        return sorted(found, key=lambda part: rank[part.role])
+
+    def view_modules(self) -> dict[Path, ModuleView]:
+        """A look at every live module, by path."""
+        return {part.path: view_module(part.value, part.name) for part in self.parts() if part.role == "module"}
+
+    def view_optimizers(self, modules: dict[Path, ModuleView]) -> dict[Path, OptimizerView]:
+        """A look at every live optimizer, by path."""
+        named = list(all_parameters({module_prefix(path): view for path, view in modules.items()}))
+        found = {}
+        for part in self.parts():
+            if part.role == "optimizer":
+                if any(uses_fsdp1(view.module) for view in modules.values()):
+                    raise CaptureError(
+                        f"{part.name}: optimizer state under FSDP1 (FullyShardedDataParallel) cannot be saved yet; "
+                        f"shard the "
+                        "model with `fully_shard` (FSDP2)",
+                        key=part.name,
+                    )
+                found[part.path] = view_optimizer(part.value, named, part.name)
+        return found
+
+    def capture(self, step: int, *, rank: int = 0, world: int = 1, agree_equal: AgreeEqual | None = None) -> FlatState:
+        """The state now: references to live tensors, copies of everything else. Changes nothing.
+
+        Args:
+            step: optimizer steps completed.
+            rank: this process.
+            world: number of ranks.
+            agree_equal: whether the given hash is equal on all ranks. Without it a dataloader's state counts as this
+                rank's own if there are several.
+
+        Raises:
+            CaptureError: a part cannot be saved exactly. Names it.
+
+        Ranks: all, if `agree_equal` is given and there is a dataloader; otherwise local.
+        """
+        flattener, ties = Flattener(), Ties()
+        flat = flattener.flat
+        modules = self.view_modules()
+        optimizers = self.view_optimizers(modules)
+        tree, local_tree = flat.tree, flat.local_tree
+        for part in self.parts():
+            if part.role == "module":
+                kind: Any = "parameter" if part.path[0] == "model" else "other"
+                below, hidden = capture_module(flattener, modules[part.path], part.path, ties, kind)
+                _place(tree, part.path, below)
+                if hidden:
+                    _place(tree, ("buffers_np", *module_path(part.path)), hidden)
+            elif part.role == "optimizer":
+                _place(tree, part.path, capture_optimizer(flattener, optimizers[part.path], part.path))
+            else:
+                value = part.value.state_dict() if part.role == "stateful" else part.value
+                if _is_own(part, value, world, agree_equal):
+                    _place(local_tree, part.path, flattener.add(("rank", str(rank), *part.path), value))
+                else:
+                    _place(tree, part.path, flattener.add(part.path, value))
+        if self.rng:
+            local_tree["rng"] = flattener.add(("rank", str(rank), "rng"), capture_rng())
+        tree["step"] = flattener.add(("step",), step)
+        return flat
+
+
+def module_path(path: Path) -> Path:
+    """A module's path without ``model``, which goes without saying in names of parameters and hidden buffers."""
+    return path[1:] if path[0] == "model" else path
+
+
+def module_prefix(path: Path) -> str:
+    """The same as text: names of a lone model have no prefix."""
+    return ".".join(map(str, module_path(path)))
+
+
+def _place(tree: dict[Any, Any], path: Path, below: Any) -> None:
+    for name in path[:-1]:
+        tree = tree.setdefault(name, {})
+    if not path:
+        tree.update(below)
+        return
+    if path[-1] in tree and isinstance(tree[path[-1]], dict) and isinstance(below, dict):
+        clash = set(tree[path[-1]]) & set(below)
+        if clash:
+            raise CaptureError(
+                f"{'.'.join(map(str, path))}: {sorted(clash)[0]!r} is there twice; rename one of the parts"
+            )
+        tree[path[-1]].update(below)
+        return
+    tree[path[-1]] = below
+
+
+def _has_state(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def _is_group(name: str, value: Any) -> bool:
+    """Whether a dict holds several parts rather than being state itself."""
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(_has_state(below) for below in value.values())
+        and not _has_state(value)
+    )
+
+
+def _role(value: Any) -> Role:
+    if isinstance(value, nn.Module):
+        return "module"
+    if isinstance(value, Optimizer):
+        return "optimizer"
+    return "stateful" if _has_state(value) else "plain"
+
+
+def _check(name: str, held: Any) -> None:
+    value = held.value if isinstance(held, (Replicated, PerRank)) else held
+    inner: Iterable[Any] = value.values() if _is_group(name, value) else (value,)
+    if _is_group(name, value):
+        for key in value:
+            if not isinstance(key, str) or not key or "." in key or "~" in key:
+                raise ConfigError(f"{name}: {key!r} cannot name one of several; use text without dots", name=name)
+    for below in inner:
+        role = _role(below)
+        if name == "model" and role != "module":
+            raise ConfigError(
+                f"model must be a torch module or a dict of them, not {type(below).__qualname__}", name=name
+            )
+        if name in _KNOWN and role == "plain":
+            raise ConfigError(
+                f"{name} has no state_dict and load_state_dict: {type(below).__qualname__}. Leave it out if it has no "
+                f"state",
+                name=name,
+            )
+        if isinstance(held, PerRank) and role in ("module", "optimizer"):
+            raise ConfigError(
+                f"{name}: modules and optimizers cannot be per rank; their shards are DTensors", name=name
+            )
+
+
+def _is_own(part: Part, value: Any, world: int, agree_equal: AgreeEqual | None) -> bool:
+    if part.rule is not None:
+        return isinstance(part.rule, PerRank)
+    if world == 1:
+        return False
+    return agree_equal is None or not agree_equal(_hash(value))
+
+
+def _hash(value: Any) -> bytes:
+    """Equal for equal states, tensors included."""
+    flattener = Flattener()
+    tree = flattener.add(("state",), value)
+    flat = flattener.flat
+    digest = hashlib.sha256()
+    shape = encode_value(tree, "state", Ref)
+    digest.update(canonical_bytes(shape))
+    for key in refs(tree):
+        tensor = flat.tensors.get(key)
+        if tensor is None:
+            digest.update(canonical_bytes(encode_value(flat.values[key], key)))
+        else:
+            data = local(tensor).contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
+            digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + data.tobytes())
+    return digest.digest()

@@ -1,0 +1,151 @@
+"""Between nested state and flat keys.
+
+Flat keys and paths are those that plain DCP's own flattening gives: mappings are entered, a list only if there is a
+tensor or a mapping in it, everything else is one value. Two things go further, so that nothing is lost: tuples and sets
+are entered if there is a tensor in them, and the tree keeps what a dotted key cannot: which container stood there and
+the type of its keys.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ..errors import CaptureError
+from ..records.values import encode_value
+from .flat import FlatState, Kind, Path, Ref
+from .tensors import refusal
+
+__all__ = ["Flattener", "build", "refs"]
+
+_IMMUTABLE = (type(None), bool, int, float, str, bytes, complex)
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, Mapping):
+        return any(map(_has_tensor, value.values()))
+    return isinstance(value, (list, tuple, set, frozenset)) and any(map(_has_tensor, value))
+
+
+def _entered(value: list[Any]) -> bool:
+    for item in value:
+        if isinstance(item, (torch.Tensor, Mapping)) or _has_tensor(item):
+            return True
+        if isinstance(item, list) and _entered(item):
+            return True
+    return False
+
+
+class Flattener:
+    """Collects nested state into one `FlatState`."""
+
+    def __init__(self) -> None:
+        self.flat = FlatState()
+        self._paths: set[Path] = set()
+
+    def add(self, path: Path, value: Any, kind: Kind = "other") -> Any:
+        """Add all of `value` below `path`.
+
+        Args:
+            path: where it stands in the nested state.
+            value: tensors and Python values in any nesting.
+            kind: of the tensors in it.
+
+        Returns:
+            its tree: the same containers with a `Ref` for each leaf.
+
+        Raises:
+            CaptureError: something in it cannot be saved exactly. Names where and what.
+        """
+        if isinstance(value, torch.Tensor):
+            reason = refusal(value)
+            key, path = self._key(path)
+            if reason is not None:
+                raise CaptureError(f"{key} {reason}", key=key)
+            plain = value.requires_grad or isinstance(value, torch.nn.Parameter)
+            self.flat.tensors[key] = value.detach() if plain else value
+            self.flat.kinds[key] = kind
+            self.flat.paths[key] = path
+            return Ref(key)
+        kept = type(value)
+        if kept is dict or kept is OrderedDict:
+            return kept((k, self.add((*path, str(k)), v, kind)) for k, v in value.items())
+        if isinstance(value, Mapping) and _has_tensor(value):
+            where = ".".join(map(str, path))
+            raise CaptureError(
+                f"{where} is a {kept.__module__}.{kept.__qualname__} with tensors in it, which cannot be rebuilt "
+                f"exactly; "
+                "turn it into a dict",
+                key=where,
+            )
+        if kept is list and _entered(value):
+            return [self.add((*path, i), item, kind) for i, item in enumerate(value)]
+        if kept in (tuple, set, frozenset) and _has_tensor(value):
+            return kept([self.add((*path, i), item, kind) for i, item in enumerate(value)])
+        key, path = self._key(path)
+        self.flat.values[key] = _copied(value, key)
+        self.flat.paths[key] = path
+        return Ref(key)
+
+    def tie(self, path: Path, key: str) -> Ref:
+        """Say that the tensor at `path` is the one saved as `key`."""
+        own, path = self._key(path)
+        self.flat.ties[own] = key
+        self.flat.paths[own] = path
+        return Ref(own)
+
+    def _key(self, path: Path) -> tuple[str, Path]:
+        # `1` next to `"1"`, or `a.b` next to `b` in `a`: the later one gets a mark, so both come back.
+        if path in self._paths:
+            path = (*path[:-1], f"{path[-1]}~1")
+            while path in self._paths:
+                path = (*path[:-1], f"{path[-1]}~1")
+        self._paths.add(path)
+        key = ".".join(map(str, path))
+        while key in self.flat.paths:
+            key += "~1"
+        return key, path
+
+
+def _copied(value: Any, where: str) -> Any:
+    """A copy that no later change of `value` reaches.
+
+    Raises:
+        CaptureError: of a type that cannot be saved.
+    """
+    encode_value(value, where)  # refuses by name and path; only types it knows are safe to deepcopy
+    return value if type(value) in _IMMUTABLE else copy.deepcopy(value)
+
+
+def refs(tree: Any) -> Iterator[str]:
+    """The flat keys of all leaves of `tree`, in order."""
+    if isinstance(tree, Ref):
+        yield tree.key
+    elif isinstance(tree, Mapping):
+        for below in tree.values():
+            yield from refs(below)
+    elif isinstance(tree, (list, tuple, set, frozenset)):
+        for below in tree:
+            yield from refs(below)
+
+
+def build(tree: Any, leaf: Callable[[str], Any]) -> Any:
+    """Nested state from its tree.
+
+    Args:
+        tree: as `Flattener.add` returned it.
+        leaf: gives the tensor or value of a flat key.
+    """
+    if isinstance(tree, Ref):
+        return leaf(tree.key)
+    if isinstance(tree, Mapping):
+        return type(tree)((k, build(v, leaf)) for k, v in tree.items())  # type: ignore[call-arg]
+    if isinstance(tree, (list, tuple, set, frozenset)):
+        return type(tree)(build(v, leaf) for v in tree)
+    return tree
