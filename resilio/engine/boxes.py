@@ -110,7 +110,7 @@ def _split(box: Box, within: tuple[int, ...], limit: int) -> Iterator[Span]:
     gap = box.strides[dim] * box.itemsize - (row.end - row.first)
     if gap >= 2 * BLOCK_SIZE:
         step = 1  # between two rows lie blocks nobody needs
-    elif end - start <= limit:
+    elif box.end - box.first <= limit:
         yield Span(start, end, box, within)
         return
     else:

@@ -153,6 +153,7 @@ class SaveJob:
                 lambda infos: decide(owner.keep, infos, owner.clock.wall_s()).kept,
                 generation=self.ref.generation,
                 failed=owner.writer.failed | owner.unfinished,
+                begun=owner.writer.begun,
                 cache=owner.records,
             )
         except ResilioError as error:

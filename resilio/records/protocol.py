@@ -69,6 +69,7 @@ class RunWriter:
         self._last: CheckpointRef | None = None  # newest commit of our generation
         self._pending: tuple[CheckpointRef, bytes] | None = None  # a commit that was sent and is not answered
         self._failed: set[str] = set()
+        self._begun: set[str] = set()
         self._sent: set[str] = set()  # attempts whose commit was sent: never called failed, whatever came back
         self._fenced_by: int | None = None
 
@@ -86,6 +87,11 @@ class RunWriter:
     def failed(self) -> frozenset[str]:
         """Attempts of ours that failed before their commit was sent: garbage that sweep may collect."""
         return frozenset(self._failed)
+
+    @property
+    def begun(self) -> frozenset[str]:
+        """All attempts that this manager has begun."""
+        return frozenset(self._begun)
 
     def saw_restore(self, catalog: Catalog, chosen: CheckpointRef | None) -> None:
         """Note that `restore` saw `catalog` and went on from `chosen`, or found nothing there.
@@ -151,7 +157,9 @@ class RunWriter:
             )
         if self._generation is None:
             self._generation = self._newest_seen + 1
-        return keys.attempt_name(step, self._generation, secrets.token_hex(4))
+        attempt = keys.attempt_name(step, self._generation, secrets.token_hex(4))
+        self._begun.add(attempt)
+        return attempt
 
     def abandon(self, attempt: str) -> None:
         """Note that an attempt of ours failed: garbage, unless its commit was sent and may still arrive."""

@@ -52,14 +52,15 @@ def sweep(
     *,
     generation: int,
     failed: Collection[str] = (),
+    begun: Collection[str] | None = None,
     cache: RecordCache | None = None,
 ) -> SweepReport:
     """Delete checkpoints of the lineage without a reason to live, and leftovers.
 
     Stays, whatever `keep` says: the newest of the lineage and the newest that is not quarantined; what a pin or lease
     names; what is off the lineage; names that are not ours. An attempt without a record is a leftover if its generation
-    is older, or if it is in `failed`; another one of our own generation may be in flight, and those of a newer
-    generation are not ours.
+    is older, or if it is in `failed`, or bears our number without being ours; another one of our own may be in flight,
+    and those of a newer generation are not ours.
 
     Ranks: rank 0.
 
@@ -68,13 +69,15 @@ def sweep(
         keep: the pure decision.
         generation: the caller's own; it must be the newest and have an acknowledged commit, else nothing is done.
         failed: attempts of the caller that failed before their commit was sent.
+        begun: all attempts that the caller began in this generation. Others that bear its number are those of a manager
+            that died, or will be fenced, before it could take the number: leftovers. None: there are none such.
         cache: commit records read before.
 
     Raises:
         StorageError: the store could not be listed. Failed deletions are reported, not raised.
         IntegrityError, FormatError: the generation record is missing or not readable; nothing was deleted.
     """
-    return _Sweep(storage, generation, SweepReport()).run(keep, failed, cache)
+    return _Sweep(storage, generation, SweepReport(), begun).run(keep, failed, cache)
 
 
 class _Fenced(Exception):
@@ -86,6 +89,7 @@ class _Sweep:
     storage: Storage
     generation: int
     report: SweepReport
+    begun: Collection[str] | None
     folders: dict[str, list[str]] = field(default_factory=dict)  # attempt -> keys
     dangling: dict[str, list[Incomplete]] = field(default_factory=dict)  # attempt -> uploads never published
 
@@ -165,7 +169,9 @@ class _Sweep:
         ref = keys.parse_attempt(name)
         if ref is None or name in committed or ref in unread:
             return False
-        return ref.generation < self.generation or (ref.generation == self.generation and name in failed)
+        if ref.generation != self.generation:
+            return ref.generation < self.generation
+        return name in failed or (self.begun is not None and name not in self.begun)
 
     def _delete_checkpoint(self, info: CheckpointInfo) -> None:
         holder = self._holder(info.ref)

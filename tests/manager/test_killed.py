@@ -82,7 +82,7 @@ def test_killed_there_the_old_or_the_new_checkpoint_is_found_whole(tmp_path, sta
         assert result["damage"] == []
         if result["step"]:
             assert_same(result["state"], states[world][result["step"]])
-        assert_same(result["end"], states[world][result["step"] + 1])
+            assert_same(result["end"], states[world][result["step"] + 1])
     # The next save has swept what the dead job left: one checkpoint, one folder, one record.
     left = results[0]["left"]
     folders = {key.split("/")[0] for key in left if key.startswith("step-")}

@@ -153,6 +153,17 @@ def test_attempts_of_older_generations_without_a_commit_are_collected(store: Fak
     assert steps(discover(store)) == [1, 2]
 
 
+def test_what_died_under_our_number_before_it_could_take_it_is_a_leftover(store: FakeStore):
+    dead, writer = manager(store), manager(store)
+    left = dead.begin_attempt(1)
+    write_attempt(store, left, rows=4)
+    save(store, writer, 1)
+    in_flight = writer.begin_attempt(2)
+    write_attempt(store, in_flight, rows=4)
+    report = sweep(store, none, generation=1, begun=writer.begun)
+    assert report.attempts == [left]
+
+
 def test_own_attempts_are_collected_only_if_they_failed_before_their_commit_was_sent(store: FakeStore):
     writer = filled(store, 1)
     failed, in_flight = writer.begin_attempt(2), writer.begin_attempt(2)
