@@ -48,7 +48,8 @@ def make_folders(folder: Path) -> None:
         missing.append(folder)
         folder = folder.parent
     for new in reversed(missing):
-        new.mkdir(exist_ok=True)
+        with suppress(FileExistsError):  # exist_ok would look again, and by then somebody may have removed it
+            new.mkdir()
         sync_folder(new.parent)
 
 

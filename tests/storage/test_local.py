@@ -311,6 +311,12 @@ def test_an_object_and_a_folder_of_one_name_cannot_be(storage: LocalStorage) -> 
     assert [*storage.incomplete("")] == []
 
 
+def test_a_folder_that_came_while_we_wrote_is_no_lost_race(storage: LocalStorage) -> None:
+    with pytest.raises(StorageError, match="cannot hold both"), storage.writer("a"):
+        storage.put("a/b", b"x")
+    assert keys(storage) == ["a/b"]
+
+
 def test_writers_and_deletes_in_one_folder_do_not_disturb_each_other(storage: LocalStorage) -> None:
     """A delete removes the empty folder just as a writer is about to begin in it."""
     failed: list[BaseException] = []

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import time
 
 import pytest
 
-from resilio.errors import ConfigError
+from resilio.errors import AlreadyExistsError, ConfigError
 from resilio.storage import MemoryStorage
 from resilio.storage.memory import open_memory
 
@@ -23,6 +24,14 @@ def test_a_pickle_carries_the_name_only() -> None:
     assert b"secret" not in pickle.dumps(storage)
     assert len(pickle.dumps(storage)) < 500
     assert not storage.capabilities.shared
+
+
+def test_equal_bytes_at_the_same_instant_are_still_two_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1.0)
+    storage = MemoryStorage("instant")
+    storage.put("key", b"x", if_absent=True)
+    with pytest.raises(AlreadyExistsError):
+        storage.put("key", b"x", if_absent=True)
 
 
 def test_a_name_is_needed() -> None:
