@@ -1,7 +1,7 @@
 """From "this box of that piece" to byte ranges: which blocks to read, and how they reach the destination.
 
-A piece is row-major bytes in an object, digested per 64 KiB block. Reading part of it means reading whole blocks, checking
-them, and keeping what was asked for. Three shapes of request occur:
+A piece is row-major bytes in an object, digested per 64 KiB block. Reading part of it means reading whole blocks,
+checking them, and keeping what was asked for. Three shapes of request occur:
 
 - one run of bytes into contiguous memory (row shards, the common case): whole blocks go straight into place, only the
   partial blocks at the two ends take a detour;

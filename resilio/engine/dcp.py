@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import (
     _validate_global_plan,  # coverage and overlap of the pieces: no public way to ask
@@ -37,6 +36,9 @@ from torch.distributed.checkpoint.planner_helpers import (
     _create_write_items,  # the same for DTensor placements at save
 )
 from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 from ..errors import ResilioError, RestoreError, SaveError
@@ -110,16 +112,14 @@ def finish_metadata(metadata: Metadata, where: dict[MetadataIndex, Any], ties: d
     return pickle.dumps(metadata)
 
 
-def save(
-    state: dict[str, Any], writer: StorageWriter, planner: SavePlanner, ranks: Ranks
-) -> BaseException | None:
+def save(state: dict[str, Any], writer: StorageWriter, planner: SavePlanner, ranks: Ranks) -> BaseException | None:
     """`dcp.save`; returns its failure, see `told`.
 
     Ranks: all; collective on the data group.
     Blocks: until committed.
     """
     try:
-        dcp.save(
+        dcp_save(
             state,
             storage_writer=writer,
             planner=planner,
@@ -139,7 +139,7 @@ def async_save(
     Ranks: all; collective on the data group, in the background.
     Blocks: while `stager` copies.
     """
-    future = dcp.async_save(
+    future = dcp_async_save(
         state,
         storage_writer=writer,
         planner=planner,
@@ -157,7 +157,7 @@ def load(state: dict[str, torch.Tensor], reader: StorageReader, planner: LoadPla
     Ranks: all; collective on the data group.
     """
     try:
-        dcp.load(
+        dcp_load(
             dict(state),
             storage_reader=reader,
             planner=planner,

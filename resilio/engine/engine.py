@@ -56,7 +56,8 @@ class Engine:
             background: return when the state is copied; training may change it from then on.
 
         Returns:
-            Done when this rank knows the outcome; its exception is a `SaveError` or another of ours, the same on all ranks.
+            Done when this rank knows the outcome; its exception is a `SaveError` or another of ours, the same on all
+            ranks.
 
         Ranks: all; collective on the data group, in the background if asked for.
         Blocks: until committed, or while the state is copied.

@@ -1,8 +1,8 @@
 """What each rank writes, decided together: the save planner.
 
 The local plan is made on the main thread from live placements, before anything is staged; the background thread only
-sends it. Replicated state is written by rank 0, and proven equal on the way: each plan carries hashes, rank 0 compares, and
-no collective of our own is needed for it.
+sends it. Replicated state is written by rank 0, and proven equal on the way: each plan carries hashes, rank 0 compares,
+and no collective of our own is needed for it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class LocalPlan:
         evidence: see there.
         specs: flat key -> (dtype name, logical shape, memory order or None) of all tensors this rank knows.
         values: flat key -> JSON-able value, of those this rank would write.
-        tree: JSON-able tree for this rank's manifest part: rank 0's holds what all share, each its own under `rank.<r>`.
+        tree: JSON-able tree for this rank's manifest part: rank 0's holds what all share, each its own under
+            `rank.<r>`.
         ties: flat key -> twin.
         paths: flat key -> path, of all keys.
     """
@@ -121,7 +122,8 @@ def memory_order(tensor: torch.Tensor) -> list[int] | None:
     """
     if tensor.dim() < 2 or tensor.is_contiguous():
         return None
-    order = sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim))
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
     return order if tensor.permute(order).is_contiguous() else None
 
 
@@ -138,7 +140,9 @@ class Planner(SavePlanner):
         self._rank = rank
         self._state: dict[str, Any] = {}
 
-    def set_up_planner(self, state_dict: dict[str, Any], storage_meta: Any = None, is_coordinator: bool = False) -> None:
+    def set_up_planner(
+        self, state_dict: dict[str, Any], storage_meta: Any = None, is_coordinator: bool = False
+    ) -> None:
         """Take what was staged: flat key -> local tensor on the CPU, or value."""
         self._state = state_dict
         failpoints.hit("save.staged", self._rank)
@@ -207,7 +211,10 @@ def _compare(evidence: list[Evidence]) -> None:
         differing = [key for key, digest in first.buffers.items() if other.buffers.get(key) != digest]
         if differing:
             _log.warning(
-                "buffers differ between ranks; rank 0's are saved rank=%d count=%d first=%s", rank, len(differing), differing[0]
+                "buffers differ between ranks; rank 0's are saved rank=%d count=%d first=%s",
+                rank,
+                len(differing),
+                differing[0],
             )
 
 
@@ -224,4 +231,4 @@ def _hash(data: bytes) -> str:
 
 def _content_hash(tensor: torch.Tensor) -> str:
     flat = tensor.detach().cpu().contiguous().view(-1)
-    return xxhash.xxh3_64_hexdigest(memoryview(flat.view(torch.uint8).numpy())) if flat.numel() else ""
+    return xxhash.xxh3_64_hexdigest(flat.view(torch.uint8).numpy().data) if flat.numel() else ""

@@ -1,7 +1,7 @@
 """Exactly the bytes this rank needs, checked, into place: the reader and planner under `dcp.load`.
 
-DCP's own reader loads every saved piece whole and narrows afterwards, so N ranks read everything N times; and it checks no
-content. This one knows from the manifest where the raw bytes lie and what their digests are.
+DCP's own reader loads every saved piece whole and narrows afterwards, so N ranks read everything N times; and it checks
+no content. This one knows from the manifest where the raw bytes lie and what their digests are.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ def as_dtype(name: str) -> torch.dtype:
     """The torch dtype of this name, or an error that says what is missing."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise RestoreError(f"the checkpoint has tensors of dtype {name!r}, which torch {torch.__version__} does not know")
+        raise RestoreError(
+            f"the checkpoint has tensors of dtype {name!r}, which torch {torch.__version__} does not know"
+        )
     return dtype
 
 
 class Loader(LoadPlanner):
     """Plans the reads for tensors that are allocated like the live ones, sharded as they are.
 
-    `dcp.load` gets these scratch tensors as its state; every one must be in the checkpoint with this shape and dtype (the
-    state room compared them already).
+    `dcp.load` gets these scratch tensors as its state; every one must be in the checkpoint with this shape and dtype
+    (the state room compared them already).
     """
 
     def set_up_planner(
@@ -182,7 +184,7 @@ class CheckpointReader(StorageReader):
         else:
             # Elements picked from a buffer by strides: the copy also casts the memory order and crosses devices.
             buffer = torch.empty(span.end - span.start, dtype=torch.uint8)
-            view = memoryview(buffer.numpy())
+            view = _bytes_of(buffer)
             self._storage.read_into(read.piece.key, [(read.piece.piece.at + span.start, view)])
             self._check(read, span.first_block, view)
             elements = buffer[: buffer.numel() // box.itemsize * box.itemsize].view(target.dtype)
@@ -229,4 +231,4 @@ class CheckpointReader(StorageReader):
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data

@@ -15,9 +15,9 @@ __all__ = ["Stager"]
 class Stager(AsyncStager):
     """Copies every tensor into host buffers that the next save uses again.
 
-    Memory that was touched before takes a copy at ten times the speed of fresh pages (measured: 15 against 1.3 GB/s), so the
-    buffers live as long as the manager. They belong to one save at a time: the engine settles a save before it stages the
-    next, or a later step would show in an earlier checkpoint.
+    Memory that was touched before takes a copy at ten times the speed of fresh pages (measured: 15 against 1.3 GB/s),
+    so the buffers live as long as the manager. They belong to one save at a time: the engine settles a save before it
+    stages the next, or a later step would show in an earlier checkpoint.
 
     Blocks: `stage` returns when every value is copied.
     """

@@ -1,8 +1,8 @@
 """Each rank's bytes onto storage: one data object, its block digests, its part of the manifest.
 
-A tensor inside the data object is the small zip that `torch.save` makes, so plain DCP can read it. The raw bytes lie in it
-uncompressed and reach the stream as one write straight from the tensor's memory; noting where that write fell is what lets
-our reader skip the zip and read exactly the bytes it needs.
+A tensor inside the data object is the small zip that `torch.save` makes, so plain DCP can read it. The raw bytes lie in
+it uncompressed and reach the stream as one write straight from the tensor's memory; noting where that write fell is
+what lets our reader skip the zip and read exactly the bytes it needs.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ class AttemptWriter(StorageWriter):
         data = _DataObject(Digester(self._digest))
         results: list[WriteResult] = []
         tensors: dict[str, TensorRecord] = {}
-        # torch.save's CRC32 would be the slowest pass over the data, and our digests cover the same bytes. Thread-local.
+        # torch.save's CRC32 would be the slowest pass over the data, and our digests cover the same bytes.
+        # Thread-local.
         crc = torch.serialization.get_crc32_options()
         torch.serialization.set_crc32_options(False)
         try:
@@ -196,7 +197,7 @@ class _DataObject:
         self.blocks = bytearray()
         self._position = 0
         self._awaited: tuple[int, int] | None = None  # address and length of the tensor being written
-        self._seen_at: int | None = None
+        self._seen_at: list[int] = []  # where its bytes went
 
     def tell(self) -> int:
         return self._position
@@ -208,7 +209,7 @@ class _DataObject:
         assert self.sink is not None
         view = memoryview(data).cast("B")
         if self._awaited is not None and len(view) == self._awaited[1] and _address(view) == self._awaited[0]:
-            self._seen_at = self._position
+            self._seen_at.append(self._position)
             append_block_digests(self.blocks, view)
         self.sink.write(view)
         self.digest.update(view)
@@ -216,7 +217,9 @@ class _DataObject:
         return len(view)
 
     def write_tensor(self, tensor: torch.Tensor) -> tuple[int, int, int]:
-        """Append `tensor` as `torch.save` would; returns (offset of the raw bytes, their number, index of the first block)."""
+        """Append `tensor` as `torch.save` would; return offset and number of its raw bytes, and its first block's
+        index.
+        """
         tensor = tensor.detach().cpu()
         whole = tensor.untyped_storage().nbytes() == tensor.nbytes
         if not (tensor.is_contiguous() and whole) or tensor.is_conj() or tensor.is_neg():
@@ -224,17 +227,18 @@ class _DataObject:
             tensor = tensor.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
         block = len(self.blocks) // DIGEST_SIZE
         if tensor.numel() == 0:
-            torch.save(tensor, self)
+            torch.save(tensor, self)  # type: ignore[arg-type]  # write and flush are all it uses
             return self._position, 0, block
-        self._awaited, self._seen_at = (tensor.data_ptr(), tensor.nbytes), None
-        torch.save(tensor, self)
+        self._awaited = tensor.data_ptr(), tensor.nbytes
+        self._seen_at.clear()
+        torch.save(tensor, self)  # type: ignore[arg-type]  # write and flush are all it uses
         self._awaited = None
-        if self._seen_at is None:
+        if len(self._seen_at) != 1:
             raise InternalError(
                 f"torch {torch.__version__} did not write the bytes of a tensor from its own memory (shape "
                 f"{tuple(tensor.shape)}, {tensor.dtype}); this resilio does not know that way of torch.save"
             )
-        return self._seen_at, tensor.nbytes, block
+        return self._seen_at[0], tensor.nbytes, block
 
 
 def _address(view: memoryview) -> int:
@@ -247,5 +251,3 @@ def _size_hint(plan: SavePlan) -> int:
         if item.tensor_data is not None:
             total += item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
     return total
-
-

@@ -15,8 +15,8 @@ __all__ = ["SaveHandle"]
 class SaveHandle:
     """One attempt to save. Can be asked, waited for and awaited, on any rank; none of it is collective.
 
-    A failure is raised by the manager as well, on all ranks in the same `step`, `save` or `close`, whether or not anybody
-    looks here.
+    A failure is raised by the manager as well, on all ranks in the same `step`, `save` or `close`, whether or not
+    anybody looks here.
 
     Attributes:
         step: optimizer steps completed in the state that is being saved.

@@ -34,7 +34,8 @@ class CheckpointManager:
 
     ::
 
-        with CheckpointManager("file:///data/run-17", {"model": model, "optimizer": optimizer}, save=save_every(500)) as ckpt:
+        state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+        with CheckpointManager("file:///data/run-17", state, save=save_every(500)) as ckpt:
             ckpt.restore()
             for step in range(ckpt.next_step, total + 1):
                 loss = train_step()
@@ -56,8 +57,8 @@ class CheckpointManager:
         ConfigError: it cannot work this way; nothing was done.
         RanksDisagreeError: ranks were given different arguments.
 
-    Ranks: all; the constructor, `step`, `save`, `restore` and `close` are collective, with the same arguments everywhere
-        (metrics are rank 0's).
+    Ranks: all; the constructor, `step`, `save`, `restore` and `close` are collective, with the same arguments
+        everywhere (metrics are rank 0's).
     """
 
     def __init__(
@@ -114,8 +115,10 @@ class CheckpointManager:
         """Bring the state back from a checkpoint, exactly, at this number of ranks.
 
         Args:
-            which: ``"newest"`` of the lineage, or a step. Going back to an older step begins a new branch at the next save.
-            only: components (``"model"``) or patterns over flat keys (``"model.encoder.*"``) to restore; the rest stays live.
+            which: ``"newest"`` of the lineage, or a step. Going back to an older step begins a new branch at the next
+                save.
+            only: components (``"model"``) or patterns over flat keys (``"model.encoder.*"``) to restore; the rest stays
+                live.
             exclude: the same, to leave out.
             rename: saved name prefix -> live name prefix, or a function from saved to live flat keys.
             strict: whether keys that only one side has are an error. Shapes and dtypes always are.
@@ -165,7 +168,8 @@ class CheckpointManager:
             The handle of the save that began here, None if none did.
 
         Raises:
-            SaveError: a save in the background failed; the checkpoints before it are untouched, and the next save may work.
+            SaveError: a save in the background failed; the checkpoints before it are untouched, and the next save may
+                work.
 
         Ranks: all; collective, at the same step.
         Blocks: for a save that is due, as `mode` says; otherwise for next to nothing.
@@ -342,7 +346,9 @@ class CheckpointManager:
                     f"rank {rank} was given other arguments than rank 0: {theirs} against {told[0]}", rank=rank
                 )
         if self._ranks.world > 1 and not self._storage.capabilities.shared:
-            raise ConfigError(f"{self._storage.url} lives in one process; {self._ranks.world} ranks need a shared store")
+            raise ConfigError(
+                f"{self._storage.url} lives in one process; {self._ranks.world} ranks need a shared store"
+            )
 
     def _open(self) -> None:
         if self._closed:

@@ -1,4 +1,6 @@
-"""The path of a restore: one choice for all ranks, a plan, exactly the bytes needed, then live state, all or nothing."""
+"""The path of a restore: one choice for all ranks, a plan, exactly the bytes needed, then live state, all or
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,7 @@ def restore_into(
     ranks.agree(error, RestoreError)
     read: list[int] = []
     engine.fill(plan.scratch, manifest, read.append)
-    outcomes = plan.apply()
+    outcomes = plan.apply(lambda failed: ranks.agree(failed, RestoreError))
     report = RestoreReport(
         found=info,
         outcomes=tuple(outcomes),

@@ -44,7 +44,8 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
             found[str(name)] = float(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"metrics[{name!r}] is {type(value).__name__}; it must be a number or a tensor of one element", metric=name
+                f"metrics[{name!r}] is {type(value).__name__}; it must be a number or a tensor of one element",
+                metric=name,
             ) from error
     return found
 
@@ -102,7 +103,9 @@ class SaveJob:
         return ref
 
     def commit(self, root: Root) -> None:
-        """`.metadata`, manifest, a look at the folder, the commit record: in this order. Rank 0; in the saving thread."""
+        """`.metadata`, manifest, a look at the folder, the commit record: in this order. Rank 0; in the saving
+        thread.
+        """
         storage = self.owner.storage
         storage.put(keys.attempt_key(self.attempt, keys.METADATA), root.metadata)
         failpoints.hit("save.before_manifest")

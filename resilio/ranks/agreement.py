@@ -40,8 +40,9 @@ def portable(error: BaseException, kind: type[ResilioError] = ResilioError) -> R
 class Ranks:
     """This process among the ranks of the job.
 
-    Two gloo groups: `control` is used by the main thread alone, `data` by the saving thread alone. Sharing one would let a
-    save in the background meet the training loop's collectives in another order on another rank, which deadlocks both.
+    Two gloo groups: `control` is used by the main thread alone, `data` by the saving thread alone. Sharing one would
+    let a save in the background meet the training loop's collectives in another order on another rank, which deadlocks
+    both.
 
     Attributes:
         rank: this process; 0 is the coordinator.

@@ -11,9 +11,10 @@ from ..errors import LiveStateError, RestoreError
 from .flat import Outcome
 from .rng import capture_rng, restore_rng
 
-__all__ = ["Own", "RestorePlan", "Step"]
+__all__ = ["Agree", "Own", "RestorePlan", "Step"]
 
 Step = Callable[[], None]
+Agree = Callable[[BaseException | None], None]
 
 
 @dataclass
@@ -51,8 +52,12 @@ class RestorePlan:
         for check in self.checks:
             check()
 
-    def apply(self) -> list[Outcome]:
+    def apply(self, agree: Agree | None = None) -> list[Outcome]:
         """Put everything in place: users' own loads first, then tensors and optimizers, random generators last.
+
+        Args:
+            agree: called with this rank's error or None after each phase; raises on all ranks if any has one, so that a
+                load that fails on one rank is undone on all. Without it this rank is alone.
 
         Returns:
             how each component came back.
@@ -61,38 +66,63 @@ class RestorePlan:
             MismatchError: see `check`; nothing was touched.
             RestoreError: a `load_state_dict` raised; everything is as it was.
             LiveStateError: it raised and could not be undone.
+
+        Ranks: all, if `agree` is collective.
         """
-        self.check()
+        agree = agree or _alone
+        agree(_error_of(self.check))
         generators = capture_rng()
         undo: list[tuple[str, Step]] = []
-        name = ""
+        failure = _error_of(lambda: self._load_own(undo))
         try:
-            for own in self.own:
-                name = own.name
-                back = own.remember()
-                undo.append((name, back))
-                own.load()
-        except Exception as error:
-            _undo(undo, error)
+            agree(failure)
+        except Exception as caught:
+            told = caught  # `caught` is unbound when the block ends, and the lambda must not outlive it
+            agree(_error_of(lambda: _undo(undo, told)))
             restore_rng(generators)
-            raise RestoreError(
-                f"{name} could not be restored, everything is as it was: {type(error).__name__}: {error}",
-                component=name,
-            ) from error
+            raise
+        outcomes: list[Outcome] = []
+        agree(_error_of(lambda: outcomes.extend(self._put_stock())))
+        return outcomes
+
+    def _load_own(self, undo: list[tuple[str, Step]]) -> None:
+        for own in self.own:
+            try:
+                undo.append((own.name, own.remember()))
+                own.load()
+            except Exception as error:
+                raise RestoreError(
+                    f"{own.name} could not be restored, everything is as it was: {type(error).__name__}: {error}",
+                    component=own.name,
+                ) from error
+
+    def _put_stock(self) -> list[Outcome]:
+        name = ""
         try:
             for own_name, put in self.stock:
                 name = own_name
                 put()
             name = "rng"
-            outcomes = [*self.outcomes, *(put() for put in self.rng)]
+            return [*self.outcomes, *(put() for put in self.rng)]
         except Exception as error:
             raise LiveStateError(
-                f"restoring {name} failed midway: live state is a mixture of before and after. Start the "
-                f"process "
-                f"anew: {type(error).__name__}: {error}",
+                f"restoring {name} failed midway: live state is a mixture of before and after. Start the process anew: "
+                f"{type(error).__name__}: {error}",
                 component=name,
             ) from error
-        return outcomes
+
+
+def _alone(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
+
+
+def _error_of(step: Step) -> Exception | None:
+    try:
+        step()
+    except Exception as error:  # noqa: BLE001 - handed on whole
+        return error
+    return None
 
 
 def _undo(steps: list[tuple[str, Step]], cause: Exception) -> None:

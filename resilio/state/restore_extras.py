@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..records.values import canonical_bytes, encode_value
 from .context import Context, copy_all
 from .extras import PerRank
 from .flat import Ref
@@ -85,8 +86,11 @@ class ExtrasPlanner:
                 f"exclude it"
             )
             return
-        if self.ctx.world == self.ctx.saved.saved.world:
-            node = self.ctx.saved.nodes.get(own)
+        nodes = [self.ctx.saved.nodes[key] for key in saved_own]
+        same_world = self.ctx.world == self.ctx.saved.saved.world
+        # A loader that stood at the same place on every rank counts samples globally: it may go on at any world.
+        if same_world or (rule is None and self._equal(part, nodes)):
+            node = self.ctx.saved.nodes.get(own) if same_world else nodes[0]
             if node is None:
                 self.ctx.problems.missing.append(own)
                 return
@@ -103,9 +107,8 @@ class ExtrasPlanner:
                 f"or exclude {part.name!r}"
             )
             return
-        nodes = [self.ctx.saved.nodes[key] for key in saved_own]
-        for node in nodes:
-            self.ctx.want_all(node, None)
+        for one in nodes:
+            self.ctx.want_all(one, None)
 
         def put() -> None:
             new = resize([self.ctx.saved.value(node) for node in nodes], self.ctx.rank, self.ctx.world)
@@ -118,6 +121,13 @@ class ExtrasPlanner:
         self.ctx.outcome(
             part.name, "re-derived", f"from {self.ctx.saved.saved.world} ranks to {self.ctx.world} by on_resize"
         )
+
+    def _equal(self, part: Part, nodes: list[Any]) -> bool:
+        """Whether all ranks saved the same, as far as values tell; a state with tensors is not compared."""
+        if any(self.ctx.saved.spec(key) is not None for node in nodes for key in refs(node)):
+            return False
+        texts = {canonical_bytes(encode_value(self.ctx.saved.value(node), part.name)) for node in nodes}
+        return len(nodes) == self.ctx.saved.saved.world and len(texts) == 1
 
     def _suits(self, part: Part, node: Any, plans: list[OptimizerPlan]) -> bool:
         before = len(self.ctx.problems.others)

@@ -104,9 +104,9 @@ class OptimizerPlan:
         order = [index for index in match if index is not None]
         if order != sorted(order):
             self.reordered = order
-        for i, index in enumerate(match):
-            if index is not None:
-                self._plan_group(i, index, trees[index])
+        for i, place in enumerate(match):
+            if place is not None:
+                self._plan_group(i, place, trees[place])
 
     def _live_name(self, saved_name: str) -> str:
         """The live optimizer's own name for a parameter: of the names of a tied one its first."""

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import CaptureError, ConfigError
-from ..records.values import canonical_bytes, encode_value
 from .extras import PerRank, Replicated
-from .flat import FlatState, Path, Ref
+from .flat import FlatState, Path
 from .model import ModuleView, Ties, all_parameters, capture_module, view_module
 from .names import uses_fsdp1
 from .optimizer import OptimizerView, capture_optimizer, view_optimizer
 from .rng import capture_rng
-from .tensors import local
-from .tree import Flattener, refs
+from .tree import Flattener
 
 __all__ = ["Part", "TrainingState"]
 
 Role = Literal["module", "optimizer", "stateful", "plain"]
-AgreeEqual = Callable[[bytes], bool]
 
 _RESERVED = ("rank", "step", "buffers_np", "rng")
 _KNOWN = ("model", "optimizer", "scheduler", "dataloader", "scaler", "ema")
@@ -176,20 +171,18 @@ class TrainingState:
                 found[part.path] = view_optimizer(part.value, named, part.name)
         return found
 
-    def capture(self, step: int, *, rank: int = 0, world: int = 1, agree_equal: AgreeEqual | None = None) -> FlatState:
+    def capture(self, step: int, *, rank: int = 0, world: int = 1) -> FlatState:
         """The state now: references to live tensors, copies of everything else. Changes nothing.
 
         Args:
             step: optimizer steps completed.
             rank: this process.
             world: number of ranks.
-            agree_equal: whether the given hash is equal on all ranks. Without it a dataloader's state counts as this
-                rank's own if there are several.
 
         Raises:
             CaptureError: a part cannot be saved exactly. Names it.
 
-        Ranks: all, if `agree_equal` is given and there is a dataloader; otherwise local.
+        Ranks: local.
         """
         flattener, ties = Flattener(), Ties()
         flat = flattener.flat
@@ -207,7 +200,7 @@ class TrainingState:
                 _place(tree, part.path, capture_optimizer(flattener, optimizers[part.path], part.path))
             else:
                 value = part.value.state_dict() if part.role == "stateful" else part.value
-                if _is_own(part, value, world, agree_equal):
+                if _is_own(part, world):
                     _place(local_tree, part.path, flattener.add(("rank", str(rank), *part.path), value))
                 else:
                     _place(tree, part.path, flattener.add(part.path, value))
@@ -291,27 +284,7 @@ def _check(name: str, held: Any) -> None:
             )
 
 
-def _is_own(part: Part, value: Any, world: int, agree_equal: AgreeEqual | None) -> bool:
-    if part.rule is not None:
-        return isinstance(part.rule, PerRank)
-    if world == 1:
-        return False
-    return agree_equal is None or not agree_equal(_hash(value))
-
-
-def _hash(value: Any) -> bytes:
-    """Equal for equal states, tensors included."""
-    flattener = Flattener()
-    tree = flattener.add(("state",), value)
-    flat = flattener.flat
-    digest = hashlib.sha256()
-    shape = encode_value(tree, "state", Ref)
-    digest.update(canonical_bytes(shape))
-    for key in refs(tree):
-        tensor = flat.tensors.get(key)
-        if tensor is None:
-            digest.update(canonical_bytes(encode_value(flat.values[key], key)))
-        else:
-            data = local(tensor).contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
-            digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + data.tobytes())
-    return digest.digest()
+def _is_own(part: Part, world: int) -> bool:
+    # A loader's state (rule None) is saved for every rank, and a restore at another world finds out whether all were
+    # equal: to ask that here would take a collective in every save.
+    return isinstance(part.rule, PerRank) or (part.rule is None and world > 1)

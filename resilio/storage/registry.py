@@ -20,19 +20,6 @@ _SECRET = re.compile(
     r"([?&#](?:[^=&]*(?:key|token|secret|password|credential|signature)[^=&]*|sig|sas)=)[^&#]*", re.IGNORECASE
 )
 
-# Schemes people will ask for that a bare install has not, and the extra that brings them.
-_EXTRAS = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gs",
-    "gcs": "gs",
-    "abfs": "azure",
-    "abfss": "azure",
-    "az": "azure",
-    "sftp": "sftp",
-    "ssh": "sftp",
-}
-
 
 class RegisterStorage(Protocol):
     """What a plugin is given to register its schemes with."""
@@ -94,11 +81,10 @@ class StorageRegistry:
         shown, scheme = without_credentials(url), url.partition("://")[0].lower()
         entry = self._entries.get(scheme)
         if entry is None:
-            extra = _EXTRAS.get(scheme)
-            how = f"pip install 'resilio-ckpt[{extra}]'" if extra else "install a plugin that offers it"
             raise UnknownSchemeError(
                 f"{shown}: no installed plugin offers storage for {scheme}://. "
-                f"Known: {', '.join(self.schemes()) or 'none; is resilio-ckpt itself installed?'}. To have it: {how}.",
+                f"Known: {', '.join(self.schemes()) or 'none; is resilio-ckpt itself installed?'}. "
+                f"Install a plugin that offers {scheme}://.",
                 url=shown,
                 scheme=scheme,
                 known=tuple(self.schemes()),

@@ -141,7 +141,7 @@ def test_open_storage_takes_urls_paths_and_storages(tmp_path: Path, monkeypatch:
 
 
 def test_open_storage_explains_an_unknown_scheme() -> None:
-    with pytest.raises(UnknownSchemeError, match=r"Known: file, memory.*resilio-ckpt\[s3\]"):
+    with pytest.raises(UnknownSchemeError, match=r"Known: file, memory.*plugin that offers s3"):
         open_storage("s3://bucket/run")
 
 

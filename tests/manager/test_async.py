@@ -25,7 +25,12 @@ def test_br_18_values_changed_right_after_an_async_save_returns_are_not_in_the_c
     held = tmp_path / "held"
     job = build("single")
     job.train_step()
-    extras = {"array": np.ones(3), "nested": {"lr": [0.1, {"deep": (1, 2)}]}, "tensor": torch.ones(4), "scalar": torch.tensor(1.0)}
+    extras = {
+        "array": np.ones(3),
+        "nested": {"lr": [0.1, {"deep": (1, 2)}]},
+        "tensor": torch.ones(4),
+        "scalar": torch.tensor(1.0),
+    }
     state = {**job.state(), **extras}
     failpoints.arm(f"save.staged=hold:{held}")
     with CheckpointManager(f"file://{tmp_path}/run", state, mode="async") as ckpt:
@@ -76,7 +81,9 @@ def test_br_26_a_failed_background_save_is_the_same_error_on_all_ranks_at_the_sa
     first, second = run_world(fail_on_rank_1, 2, f"file://{tmp_path}", env=env)
     assert first["heard"] == second["heard"]
     ((step, text),) = first["heard"]
-    assert 5 <= step <= 6  # the save of step 4 failed; told at one of the next steps, before the next save at the latest
+    assert (
+        5 <= step <= 6
+    )  # the save of step 4 failed; told at one of the next steps, before the next save at the latest
     assert f"rank {rank}" in text and "No space left" in text
     # The failed attempt is no checkpoint; the ones after it are (step 6 was not saved if the error came in its place).
     assert 4 not in first["steps"] and {2, 8, 9} <= set(first["steps"])

@@ -43,14 +43,6 @@ def test_an_unknown_scheme_s_error_lists_the_known_ones(registry: StorageRegistr
     assert (facts["scheme"], facts["known"], facts["url"]) == ("nope", ("mem",), "nope://x")
 
 
-@pytest.mark.parametrize(
-    ("scheme", "extra"), [("s3", "s3"), ("gs", "gs"), ("abfs", "azure"), ("az", "azure"), ("sftp", "sftp")]
-)
-def test_a_well_known_scheme_s_error_names_the_extra(registry: StorageRegistry, scheme: str, extra: str) -> None:
-    with pytest.raises(UnknownSchemeError, match=rf"pip install 'resilio-ckpt\[{extra}\]'"):
-        registry.open(f"{scheme}://bucket/run")
-
-
 def test_a_missing_library_is_explained_with_the_plugin_s_hint(registry: StorageRegistry) -> None:
     def factory(url: str) -> Storage:
         raise ModuleNotFoundError("No module named 'boto'")
