@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from resilio.records.catalog import Catalog, discover
+from resilio.storage import Storage
+
 ATTEMPT = "step-000000400-g000002-7f3a"
 
 
@@ -100,6 +103,19 @@ def test_all_looks_at_every_one_and_one_bad_makes_it_1(resilio: Any, branched: A
         (True, True),
         (True, True),
     ]
+
+
+def test_what_a_sweep_took_since_the_listing_is_no_damage(
+    resilio: Any, branched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def then_swept(storage: Storage) -> Catalog:
+        catalog = discover(storage)
+        (branched.folder / "commits" / "000000100-g000001.json").unlink(missing_ok=True)
+        return catalog
+
+    monkeypatch.setattr("resilio.cli.look.discover", then_swept)
+    code, out, _ = resilio("verify", branched.url, "--all")
+    assert (code, len(out.splitlines())) == (0, 4)
 
 
 def test_the_bar_is_drawn_on_a_terminal_and_leaves_stdout_alone(branched: Any) -> None:

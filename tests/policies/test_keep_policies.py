@@ -62,6 +62,14 @@ def test_what_is_off_the_lineage_is_never_dropped_and_never_counted() -> None:
     assert decision.dropped == (CheckpointRef(1, 100), CheckpointRef(1, 200))
 
 
+def test_an_abandoned_branch_takes_no_place_among_the_last() -> None:
+    """Generation 2 went on from 100 and was left; 3 went on from 200: the last three are 100, 200 and 300."""
+    infos = checkpoints(100, 200) + checkpoints(150, generation=2, on_lineage=False) + checkpoints(300, generation=3)
+    decision = decide(keep_last(3), infos, now_s=0.0)
+    assert decision.dropped == ()
+    assert decision.kept[CheckpointRef(2, 150)] == "off the lineage"
+
+
 def test_a_store_with_nothing_on_the_lineage_loses_nothing() -> None:
     decision = decide(keep_last(1), checkpoints(1, 2, on_lineage=False), now_s=0.0)
     assert decision.dropped == ()
