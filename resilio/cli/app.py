@@ -23,12 +23,13 @@ app = typer.Typer(
 )
 
 Url = Annotated[
-    str, typer.Argument(help="The run, e.g. file:///data/run-17 or s3://bucket/run-17.", show_default=False)
+    str,
+    typer.Argument(metavar="URL", help="The run, e.g. file:///data/run-17 or s3://bucket/run-17.", show_default=False),
 ]
 Which = Annotated[
     str | None,
     typer.Argument(
-        metavar="[STEP]",
+        metavar="STEP",
         help="A step (4000: of the lineage) or one exact checkpoint (000004000-g000002, off the lineage too). "
         "Default: the newest.",
         show_default=False,
