@@ -34,7 +34,8 @@ def life(
 
 
 def run_life(world: int, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
-    return run_world(life, world, *args, init=kwargs.pop("init", world > 1), **kwargs)
+    # One rank of FSDP2 needs a process group as well; a single process has none, as without torchrun.
+    return run_world(life, world, *args, init=world > 1 or args[1] == "fsdp2", **kwargs)
 
 
 @pytest.mark.parametrize(
