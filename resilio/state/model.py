@@ -153,8 +153,7 @@ def load_own(view: ModuleView, saved: dict[str, Any]) -> None:
         if isinstance(value, torch.Tensor) and not same_bytes(value, now[view.raw[name]]):
             raise RestoreError(
                 f"{name}: load_state_dict() of {type(view.module).__qualname__} left other bytes than the saved ones; "
-                f"its "
-                "hooks convert or replace the tensor. Make them exact, or exclude it",
+                "its hooks convert or replace the tensor. Make them exact, or exclude it",
                 key=name,
             )
 

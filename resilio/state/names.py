@@ -110,8 +110,7 @@ def canonical_keys(module: nn.Module, keys: Iterator[str] | list[str], what: str
         if name in found:
             raise CaptureError(
                 f"{what}: the keys {found[name]!r} and {key!r} of state_dict() both mean {name!r} once wrappers are "
-                f"taken "
-                "off; rename one of the modules",
+                "taken off; rename one of the modules",
                 key=name,
             )
         found[name] = key

@@ -78,9 +78,8 @@ def view_optimizer(optimizer: Optimizer, named: Iterable[tuple[str, torch.Tensor
             if id(parameter) not in names:
                 raise CaptureError(
                     f"{what}: parameter {position} of group {index}, of shape {tuple(parameter.shape)}, is in none of "
-                    f"the "
-                    "models, so it has no name. Pass the model it belongs to, and build the optimizer after the model "
-                    "was wrapped, sharded or moved",
+                    "the models, so it has no name. Pass the model it belongs to, and build the optimizer after the "
+                    "model was wrapped, sharded or moved",
                     group=index,
                     position=position,
                 )

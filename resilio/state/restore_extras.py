@@ -136,14 +136,12 @@ class ExtrasPlanner:
             if empty and part.value.is_enabled():
                 self.ctx.problems.others.append(
                     f"{part.name}: the checkpoint was made with loss scaling switched off (bf16 or fp32), here it is "
-                    f"on "
-                    f"(fp16). If that switch is meant, exclude {part.name!r}: it starts with its initial scale"
+                    f"on (fp16). If that switch is meant, exclude {part.name!r}: it starts with its initial scale"
                 )
             if not empty and not part.value.is_enabled():
                 self.ctx.problems.others.append(
                     f"{part.name}: the checkpoint holds a loss scale (fp16), here loss scaling is switched off. If "
-                    f"that "
-                    f"switch is meant, exclude {part.name!r}"
+                    f"that switch is meant, exclude {part.name!r}"
                 )
         if isinstance(part.value, torch.optim.lr_scheduler.LRScheduler) and isinstance(node, dict):
             live = part.value.state_dict()
@@ -165,8 +163,7 @@ class ExtrasPlanner:
             if isinstance(value, list) and len(value) == len(order) and [value[i] for i in order] != value:
                 self.ctx.problems.others.append(
                     f"{part.name}.{key} has a value for each parameter group in the saved order, and {plan.name} has "
-                    f"its "
-                    "groups in another order now; build the groups in the saved order"
+                    "its groups in another order now; build the groups in the saved order"
                 )
 
     def _stateful(self, part: Part, node: Any) -> None:

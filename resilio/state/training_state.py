@@ -66,8 +66,7 @@ class TrainingState:
         model: module, or dict of modules. May be wrapped by `torch.compile`, DDP, FSDP2, activation checkpointing.
         optimizer: optimizer, or dict of them. Their parameters must be in the modules.
         scheduler: learning-rate scheduler, or dict of them.
-        dataloader: saved once if its state is equal on all ranks, else for each rank, and then refused at another
-            world.
+        dataloader: saved for each rank; goes on at another world only if all ranks saved the same state.
         scaler: gradient scaler.
         ema: averaged model, or anything with a `state_dict`.
         rng: whether python's, numpy's and torch's generators are part of it.

@@ -80,8 +80,7 @@ class Flattener:
             where = ".".join(map(str, path))
             raise CaptureError(
                 f"{where} is a {kept.__module__}.{kept.__qualname__} with tensors in it, which cannot be rebuilt "
-                f"exactly; "
-                "turn it into a dict",
+                "exactly; turn it into a dict",
                 key=where,
             )
         if kept is list and _entered(value):

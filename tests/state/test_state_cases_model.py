@@ -178,6 +178,17 @@ def test_br_16_what_is_on_one_side_only_is_an_error_both_ways_unless_asked_for()
     assert restore({"model": nn.Linear(2, 2)}, save(both), only="model")["model"].how == "exact"
 
 
+def test_br_16_a_component_that_was_not_saved_is_missing_unless_asked_for() -> None:
+    model, optimizer = net("plain", 0)
+    live = {"model": model, "optimizer": optimizer, "loader": Holder({"at": 1})}
+    stored = save({"model": model})
+    with pytest.raises(MismatchError) as caught:
+        restore(live, stored)
+    assert caught.value.facts["missing"] == ["optimizer", "loader"]
+    outcomes = restore(live, stored, strict=False)
+    assert [outcomes[name].how for name in ("optimizer", "loader")] == ["stayed live"] * 2
+
+
 def test_br_18_values_are_copied_at_capture() -> None:
     state: dict[str, Any] = {"array": np.ones(2), "list": [1], "dict": {"a": {"b": 1}}}
     holder = Holder(state)
