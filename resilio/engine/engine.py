@@ -37,9 +37,14 @@ class Engine:
         self._digest = digest
         self._stager = Stager()
 
+    def plan(self, flat: FlatState) -> LocalPlan:
+        """What this rank would write of `flat`. Local; whatever it raises must be agreed on before `save`."""
+        return LocalPlan.of(flat, self._ranks.rank)
+
     def save(
         self,
         flat: FlatState,
+        local: LocalPlan,
         attempt: str,
         commit: Callable[[Root], None],
         after: Callable[[], None] | None = None,
@@ -50,6 +55,7 @@ class Engine:
 
         Args:
             flat: this rank's captured state.
+            local: what `plan` made of it.
             attempt: name of the attempt's folder, the same on all ranks.
             commit: runs on rank 0 when all ranks' bytes are durable; what it raises fails the save on all ranks.
             after: runs on this rank once the checkpoint is committed, before the future is done. Must not raise.
@@ -62,7 +68,6 @@ class Engine:
         Ranks: all; collective on the data group, in the background if asked for.
         Blocks: until committed, or while the state is copied.
         """
-        local = LocalPlan.of(flat, self._ranks.rank)
         writer = AttemptWriter(self._storage, attempt, local, self._ranks.rank, self._digest, commit)
         planner = Planner(local, self._ranks.rank)
         state = {**flat.tensors, **flat.values}

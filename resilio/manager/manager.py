@@ -268,11 +268,13 @@ class CheckpointManager:
             return self._latest
         self._settle()
         flat: Any = None
+        local: Any = None
         attempt = ""
         error: ResilioError | None = None
         kept: dict[str, float] = {}
         try:
             flat = self._state.capture(step, rank=self._ranks.rank, world=self._ranks.world)
+            local = self._engine.plan(flat)
             if self._ranks.coordinator:
                 kept = numbers(metrics or {})
                 attempt = self._committer.begin(step)
@@ -284,7 +286,7 @@ class CheckpointManager:
         job = self._committer.job(attempt, step, self._ranks.world, kept, reason)
         self._save_began_s = self._clock.monotonic_s()
         after = job.sweep if self._ranks.coordinator else None
-        future = self._engine.save(flat, attempt, job.commit, after, background=self._mode == "async")
+        future = self._engine.save(flat, local, attempt, job.commit, after, background=self._mode == "async")
         self._latest = self._pending = SaveHandle(job, future)
         if self._mode == "sync":
             self._settle()
