@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -20,6 +21,8 @@ from .stage import Stager
 from .writer import AttemptWriter, Root
 
 __all__ = ["Engine", "saved_state"]
+
+_log = logging.getLogger("resilio")
 
 
 class Engine:
@@ -58,7 +61,7 @@ class Engine:
             local: what `plan` made of it.
             attempt: name of the attempt's folder, the same on all ranks.
             commit: runs on rank 0 when all ranks' bytes are durable; what it raises fails the save on all ranks.
-            after: runs on this rank once the checkpoint is committed, before the future is done. Must not raise.
+            after: runs on this rank once the checkpoint is committed, before the future is done; its failure is logged.
             background: return when the state is copied; training may change it from then on.
 
         Returns:
@@ -74,12 +77,16 @@ class Engine:
         outcome: Future[None] = Future()
 
         def settle(error: BaseException | None) -> None:
-            if error is None and after is not None:
-                after()
-            if error is None:
-                outcome.set_result(None)
-            else:
+            if error is not None:
                 outcome.set_exception(dcp.told(error, SaveError))
+                return
+            try:
+                if after is not None:
+                    after()
+            except Exception:
+                # The checkpoint is committed whatever comes after; and a future that is never done would hang all ranks.
+                _log.exception("after a save: attempt=%s", attempt)
+            outcome.set_result(None)
 
         if background:
             running = dcp.async_save(state, writer, planner, self._stager, self._ranks)

@@ -24,7 +24,9 @@ from ..records.values import canonical_bytes, encode_value
 from ..state.flat import FlatState, Ref, rank_prefix
 from . import dcp
 
-__all__ = ["LocalPlan", "Planner", "local_tensor"]
+__all__ = ["FAILED", "LocalPlan", "Planner", "local_tensor"]
+
+FAILED = "\0failed"  # a key no state can have, in what was staged: staging failed, and the value is the error
 
 _log = logging.getLogger("resilio")
 
@@ -144,6 +146,8 @@ class Planner(SavePlanner):
         self, state_dict: dict[str, Any], storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
         """Take what was staged: flat key -> local tensor on the CPU, or value."""
+        if FAILED in state_dict:
+            raise state_dict[FAILED]
         self._state = state_dict
         failpoints.hit("save.staged", self._rank)
 

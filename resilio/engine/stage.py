@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 
-from .plan import local_tensor
+from ..errors import SaveError
+from ..ranks import portable
+from .plan import FAILED, local_tensor
 
 __all__ = ["Stager"]
 
@@ -29,6 +31,13 @@ class Stager(AsyncStager):
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Flat key -> host copy of this rank's part, row-major; values as they are, capture copied them."""
+        try:
+            return self._copies(state_dict)
+        except Exception as error:  # noqa: BLE001  told to all ranks by the planner
+            # Raised here, it would end this rank's save alone and leave the others waiting inside DCP for its plan.
+            return {FAILED: portable(error, SaveError)}
+
+    def _copies(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         staged: dict[str, Any] = {}
         buffers: dict[str, torch.Tensor] = {}
         for key, value in state_dict.items():

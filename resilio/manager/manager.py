@@ -10,7 +10,7 @@ from typing import Any
 
 from ..clock import Clock, SystemClock
 from ..engine import Engine
-from ..errors import ConfigError, ResilioError, SaveError
+from ..errors import ConfigError, ResilioError, RestoreError, SaveError
 from ..hooks import open_storage
 from ..policies import KeepPolicy, SaveContext, SavePolicy, keep_all
 from ..ranks import Ranks, Vote, portable
@@ -150,8 +150,8 @@ class CheckpointManager:
             rename=rename,
             strict=strict,
         )
-        if catalog is not None:  # rank 0
-            self._committer.restored(catalog, report.found.ref if report.found else None)
+        chosen = report.found.ref if report.found else None
+        self._ranks.from_coordinator(lambda: self._committer.restored(catalog, chosen), RestoreError)
         self._last_step = report.step if report.found else None
         self._latest = None
         return report
@@ -307,6 +307,7 @@ class CheckpointManager:
                 handle.job.failed()
             raise
         self._last_step = handle.step
+        self._fresh = False  # the run is this manager's own now, and may be restored from
 
     def _begin_vote(self) -> None:
         """Begin the vote that the next step will read; left out, on all ranks alike, where nothing could be decided."""

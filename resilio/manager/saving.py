@@ -69,8 +69,9 @@ class Committer:
         """A new run over whatever is there: it has been seen, and stays behind."""
         self.writer.fresh(discover(self.storage, self.records))
 
-    def restored(self, catalog: Catalog, chosen: CheckpointRef | None) -> None:
+    def restored(self, catalog: Catalog | None, chosen: CheckpointRef | None) -> None:
         """The job goes on from `chosen`, having seen `catalog`."""
+        assert catalog is not None  # rank 0 looked
         self.writer.saw_restore(catalog, chosen)
 
     def begin(self, step: int) -> str:

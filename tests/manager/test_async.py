@@ -167,3 +167,59 @@ def test_memory_storage_is_refused_by_several_ranks():
 
 def in_memory(rank: int, world: int) -> None:
     CheckpointManager("memory://run", {"n": {"x": 1}})
+
+
+def fail_to_stage(rank: int, world: int, url: str) -> tuple[str, list[int]]:
+    job = build("fsdp2", rank, world)
+    with CheckpointManager(url, job.state(), mode="async") as ckpt:
+        ckpt.restore()
+        stager = ckpt._engine._stager
+        if rank == 1:  # as a host without memory for the copy
+            stager._copies = out_of_memory  # type: ignore[method-assign]
+        ckpt.save(1)
+        with pytest.raises(SaveError, match="rank 1: MemoryError") as caught:
+            ckpt.save(2)
+        stager.__dict__.pop("_copies", None)
+        ckpt.save(3)
+    return str(caught.value), [info.step for info in ckpt.checkpoints()]
+
+
+def out_of_memory(state: dict[str, Any]) -> dict[str, Any]:
+    raise MemoryError("no room for the copy")
+
+
+def test_a_rank_that_cannot_stage_fails_the_save_on_all_and_leaves_nobody_waiting(tmp_path):
+    first, second = run_world(fail_to_stage, 2, f"file://{tmp_path}")
+    assert first == second
+    assert first[1] == [3]
+
+
+def test_a_fresh_run_over_an_old_one_starts_anew_and_then_restores_its_own(tmp_path):
+    url = f"file://{tmp_path}"
+    for step, fresh in ((5, False), (2, True)):
+        job = build("single", seed=step)
+        with CheckpointManager(url, job.state(), fresh=fresh) as ckpt:
+            assert ckpt.restore().found is None
+            job.train_step()
+            want = snapshot(job)
+            ckpt.save(step).result()
+            if fresh:
+                ckpt.restore()  # settles, and finds what this run has saved, not step 5
+                assert ckpt.next_step == 3
+                assert_same(snapshot(job), want)
+    twin = build("single", seed=9)
+    with CheckpointManager(url, twin.state()) as ckpt:
+        assert ckpt.restore().step == 2
+    assert [(info.step, info.on_lineage) for info in ckpt.checkpoints()] == [(5, False), (2, True)]
+
+
+def test_the_first_save_over_checkpoints_nobody_asked_about_is_refused(tmp_path):
+    job = build("single")
+    with CheckpointManager(f"file://{tmp_path}", job.state()) as ckpt:
+        ckpt.restore()
+        ckpt.save(1)
+    with CheckpointManager(f"file://{tmp_path}", job.state()) as ckpt:
+        with pytest.raises(SaveError, match=r"restore\(\).*fresh=True"):
+            ckpt.save(1)
+        ckpt.restore()
+        ckpt.save(2)
