@@ -1,4 +1,4 @@
-"""A small training job for tests: uneven dimensions, a parameter smaller than any world, tied weights, a buffer, dropout.
+"""A small training job for tests: uneven dimensions, a parameter smaller than any world, tied weights, a buffer.
 
 Independent of the code under test: names are positions, full tensors come from torch itself.
 """

@@ -83,8 +83,9 @@ class Engine:
             try:
                 if after is not None:
                     after()
-            except Exception:
-                # The checkpoint is committed whatever comes after; and a future that is never done would hang all ranks.
+            except Exception:  # noqa: BLE001  logged
+                # The checkpoint is committed whatever comes after; and a future that is never done would hang all
+                # ranks.
                 _log.exception("after a save: attempt=%s", attempt)
             outcome.set_result(None)
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from resilio.testing.worlds import run_world
 from workload import assert_same, build, snapshot
 
 from resilio import CheckpointManager, TrainingState, failpoints, per_rank, save_every
 from resilio.errors import SaveError
+from resilio.testing.worlds import run_world
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +127,7 @@ def differing(rank: int, world: int, url: str, declared: bool) -> Any:
 def test_br_17_a_value_that_differs_between_ranks_is_refused_by_name_unless_it_is_declared_per_rank(tmp_path):
     with pytest.raises(Exception, match=r"own\.offset.*rank 1.*per_rank"):
         run_world(differing, 2, f"file://{tmp_path}/a", False)
-    (own0, draw0), (own1, draw1) = run_world(differing, 2, f"file://{tmp_path}/b", True)
+    (own0, _), (own1, _) = run_world(differing, 2, f"file://{tmp_path}/b", True)
     assert own0 == [0.0, 1.0]
     assert own1 == [10.0, 11.0]
 
