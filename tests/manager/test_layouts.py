@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 from workload import assert_same
 
 import resilio
@@ -60,16 +60,16 @@ class Holder(nn.Module):
 
 
 def weights() -> torch.Tensor:
-    return (
-        torch.arange(3 * 3 * 4 * 5, dtype=torch.float32).view(3, 3, 4, 5).contiguous(memory_format=torch.channels_last)
-    )
+    rows = torch.arange(3 * 3 * 4 * 5, dtype=torch.float32).view(3, 3, 4, 5)
+    return rows.contiguous(memory_format=torch.channels_last)
 
 
 def save_sharded(rank: int, world: int, url: str) -> bool:
     mesh = init_device_mesh("cpu", (world,))
-    sharded = distribute_tensor(
-        weights(), mesh, [Shard(1)]
-    )  # channels 2 and 1: one channel lies the same in every order
+    # Channels 0 and 1 on rank 0; channel 2 alone on rank 1, which lies the same in every order.
+    local = weights()[:, :2] if rank == 0 else weights()[:, 2:]
+    local = local.contiguous(memory_format=torch.channels_last)
+    sharded = DTensor.from_local(local, mesh, [Shard(1)], shape=weights().shape, stride=weights().stride())
     with CheckpointManager(url, {"model": Holder(sharded)}, mode="sync") as ckpt:
         ckpt.restore()
         ckpt.save(1)
