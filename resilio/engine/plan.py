@@ -19,7 +19,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.tensor import DTensor
 
 from .. import failpoints
-from ..errors import RanksDisagreeError
+from ..errors import CaptureError, RanksDisagreeError
+from ..records.manifest import ITEMSIZE
 from ..records.values import canonical_bytes, encode_value
 from ..state.flat import FlatState, Ref, rank_prefix
 from . import dcp
@@ -79,7 +80,11 @@ class LocalPlan:
 
     @classmethod
     def of(cls, flat: FlatState, rank: int) -> LocalPlan:
-        """Plan the writes of `flat` on `rank`. Local; reads plain buffers, copies nothing else."""
+        """Plan the writes of `flat` on `rank`. Local; reads plain buffers, copies nothing else.
+
+        Raises:
+            CaptureError: a tensor is of a dtype that the format does not know.
+        """
         own = rank_prefix(rank)
         items: list[WriteItem] = []
         shared: dict[str, str] = {}
@@ -87,6 +92,8 @@ class LocalPlan:
         buffers: dict[str, str] = {}
         for key, tensor in flat.tensors.items():
             spec = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), memory_order(local_tensor(tensor)))
+            if spec[0] not in ITEMSIZE:
+                raise CaptureError(f"{key} has the dtype {spec[0]}, which the format does not know", key=key)
             specs[key] = spec
             if isinstance(tensor, DTensor):
                 items += [item for item in dcp.write_items(key, tensor) if _holds_data(item)]
@@ -234,5 +241,5 @@ def _hash(data: bytes) -> str:
 
 
 def _content_hash(tensor: torch.Tensor) -> str:
-    flat = tensor.detach().cpu().contiguous().view(-1)
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
     return xxhash.xxh3_64_hexdigest(flat.view(torch.uint8).numpy().data) if flat.numel() else ""
