@@ -198,6 +198,7 @@ class _DataObject:
         self._position = 0
         self._awaited: tuple[int, int] | None = None  # address and length of the tensor being written
         self._seen_at: list[int] = []  # where its bytes went
+        self._failure: Exception | None = None
 
     def tell(self) -> int:
         return self._position
@@ -207,11 +208,17 @@ class _DataObject:
 
     def write(self, data: bytes | memoryview) -> int:
         assert self.sink is not None
+        if self._failure is not None:  # torch.save still closes its zip
+            raise self._failure
         view = memoryview(data).cast("B")
         if self._awaited is not None and len(view) == self._awaited[1] and _address(view) == self._awaited[0]:
             self._seen_at.append(self._position)
             append_block_digests(self.blocks, view)
-        self.sink.write(view)
+        try:
+            self.sink.write(view)
+        except Exception as error:
+            self._failure = error
+            raise
         self.digest.update(view)
         self._position += len(view)
         return len(view)
@@ -227,11 +234,11 @@ class _DataObject:
             tensor = tensor.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
         block = len(self.blocks) // DIGEST_SIZE
         if tensor.numel() == 0:
-            torch.save(tensor, self)  # type: ignore[arg-type]  # write and flush are all it uses
+            self._save(tensor)
             return self._position, 0, block
         self._awaited = tensor.data_ptr(), tensor.nbytes
         self._seen_at.clear()
-        torch.save(tensor, self)  # type: ignore[arg-type]  # write and flush are all it uses
+        self._save(tensor)
         self._awaited = None
         if len(self._seen_at) != 1:
             raise InternalError(
@@ -239,6 +246,15 @@ class _DataObject:
                 f"{tuple(tensor.shape)}, {tensor.dtype}); this resilio does not know that way of torch.save"
             )
         return self._seen_at[0], tensor.nbytes, block
+
+    def _save(self, tensor: torch.Tensor) -> None:
+        try:
+            torch.save(tensor, self)  # type: ignore[arg-type]  # write and flush are all it uses
+        except RuntimeError:
+            # On its way out torch.save closes its zip, finds it cut short, and says that instead of what happened.
+            if self._failure is not None:
+                raise self._failure from None
+            raise
 
 
 def _address(view: memoryview) -> int:

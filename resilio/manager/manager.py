@@ -88,7 +88,7 @@ class CheckpointManager:
         # Rank 0 alone talks to the commit protocol; the others learn of it through what it tells them.
         self._committer = Committer(self._storage, keep or keep_all(), self._clock, digest)
         if fresh:
-            self._ranks.from_coordinator(self._committer.begin_fresh, SaveError)
+            self._ranks.from_coordinator(self._committer.begin_fresh)
         self._pending: SaveHandle | None = None
         self._vote: Vote | None = None
         self._latest: SaveHandle | None = None  # of this life, for "saving the same step twice"

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from ..errors import ResilioError
+from ..errors import ResilioError, SaveError, StorageError
 
 __all__ = ["Ranks", "portable"]
 
@@ -24,8 +24,11 @@ def portable(error: BaseException, kind: type[ResilioError] = ResilioError) -> R
     """`error` as one that every rank can receive: our own as it is, anything else as text in a `kind`.
 
     A foreign exception may not pickle, or only come apart when it is unpickled on another rank, which would replace the
-    cause by a riddle; so nothing foreign is ever sent.
+    cause by a riddle; so nothing foreign is ever sent. A storage error that ends a save becomes a `SaveError`, which is
+    what those who go on without that checkpoint catch.
     """
+    if isinstance(error, StorageError) and kind is SaveError:
+        error = SaveError(str(error), **{**error.facts, "cause": type(error).__name__})
     if isinstance(error, ResilioError):
         try:
             pickle.loads(pickle.dumps(error))  # noqa: S301  (our own bytes)

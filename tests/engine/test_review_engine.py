@@ -1,7 +1,8 @@
-"""Every dtype, layout and placement comes back bit for bit through a real save and restore, at the same placement or another."""
+"""Every dtype, layout and placement comes back bit for bit; what cannot be saved or written is named."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from workload import assert_same
 
 from resilio import CheckpointManager
-from resilio.errors import CaptureError
+from resilio.errors import CaptureError, OutOfSpaceError, SaveError
+from resilio.storage.memory import MemoryStorage
 from resilio.testing.worlds import run_world
 
 DTYPES = [
@@ -217,6 +219,42 @@ def test_tensor_parallel_and_hybrid_sharding_under_fsdp2_come_back_at_other_worl
     for world in (1, 4):
         for found in run_world(tp_and_fsdp, world, url, False, kind):
             assert_same(found, want)
+
+
+class FullDisk(MemoryStorage):
+    """Takes `room` bytes of each data object, then refuses as a full disk does."""
+
+    room = 10_000
+
+    @contextmanager
+    def writer(self, key, *, size_hint=None):
+        left = [self.room]
+        with super().writer(key) as sink:
+
+            class Writer:
+                def write(self, data):
+                    left[0] -= memoryview(data).nbytes
+                    if left[0] < 0:
+                        raise OutOfSpaceError("the disk is full", key=key)
+                    return sink.write(data)
+
+            yield Writer()
+
+
+@pytest.mark.parametrize("room", [0, 150, 700, 900, 5_000, 50_000])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_disk_that_fills_up_in_the_middle_of_a_tensor_is_named_as_the_cause(mode, room):
+    storage = FullDisk(f"review-full-{mode}-{room}")
+    storage.room = room
+    state = {"things": {"a": torch.ones(1000), "b": torch.ones(100_000)}}
+    ckpt = CheckpointManager(storage, state, mode=mode)
+    ckpt.restore()
+    # A full disk must not look like a broken file format, nor escape those who catch what save() says it raises.
+    with pytest.raises(SaveError, match="the disk is full"):
+        ckpt.save(1).result()
+    with pytest.raises(SaveError) if mode == "async" else nullcontext():
+        ckpt.close()
+    assert ckpt.checkpoints() == []
 
 
 def test_a_dtype_the_format_does_not_know_is_refused_before_anything_is_written():
