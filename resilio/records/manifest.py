@@ -17,7 +17,7 @@ from ..types import CheckpointRef
 from . import keys, schema
 from .digests import DIGEST_SIZE, block_count, check_digest, digester_for
 
-__all__ = ["ITEMSIZE", "LoadedManifest", "PlacedPiece", "SavedTensor", "load_manifest"]
+__all__ = ["ITEMSIZE", "LoadedManifest", "PlacedPiece", "SavedTensor", "load_manifest", "tiling_problem"]
 
 # Bytes per element, by torch's name of the dtype without "torch.".
 ITEMSIZE: dict[str, int] = {
@@ -221,7 +221,7 @@ class _View:
         tensors: dict[str, SavedTensor] = {}
         for key, head in self.heads.items():
             pieces = sorted(self.pieces[key], key=lambda placed: placed.piece.offsets)
-            problem = _tiling_problem(head.shape, [placed.piece for placed in pieces])
+            problem = tiling_problem(head.shape, [placed.piece for placed in pieces])
             if problem:
                 raise FormatError(f"{where}: the pieces of tensor {key!r} {problem}", where=where)
             order = tuple(head.order) if head.order is not None else None
@@ -253,7 +253,7 @@ def _check_piece(
     raise FormatError(f"{where}: {problem}", where=where)
 
 
-def _tiling_problem(shape: list[int], pieces: list[schema.Piece]) -> str | None:
+def tiling_problem(shape: list[int], pieces: list[schema.Piece]) -> str | None:
     """Why pieces, each within the shape, do not tile it; None if they do."""
     solid = [piece for piece in pieces if prod(piece.sizes)]
     if not pieces:

@@ -14,7 +14,7 @@ from resilio.errors import FormatError, IntegrityError, NewerFormatError, NoChec
 from resilio.records import keys, schema
 from resilio.records.catalog import discover
 from resilio.records.digests import digest_of
-from resilio.records.manifest import LoadedManifest, _tiling_problem, load_manifest
+from resilio.records.manifest import LoadedManifest, load_manifest, tiling_problem
 from resilio.records.verify import verify_checkpoint
 from resilio.types import CheckpointRef
 
@@ -183,11 +183,11 @@ def test_the_tensor_without_elements_and_the_scalar_are_whole():
     def at(offsets: list[int], sizes: list[int]) -> schema.Piece:
         return schema.Piece(offsets=offsets, sizes=sizes, object=0, at=0, size_bytes=0, block=0)
 
-    assert _tiling_problem([], [at([], [])]) is None
-    assert _tiling_problem([], [at([], []), at([], [])]) == "overlap"
-    assert _tiling_problem([0, 3], [at([0, 0], [0, 3])]) is None
-    assert _tiling_problem([4], [at([0], [4]), at([4], [0])]) is None
-    assert _tiling_problem([4], [at([0], [0])]) == "leave 4 of its elements out"
+    assert tiling_problem([], [at([], [])]) is None
+    assert tiling_problem([], [at([], []), at([], [])]) == "overlap"
+    assert tiling_problem([0, 3], [at([0, 0], [0, 3])]) is None
+    assert tiling_problem([4], [at([0], [4]), at([4], [0])]) is None
+    assert tiling_problem([4], [at([0], [0])]) == "leave 4 of its elements out"
 
 
 @st.composite
@@ -211,13 +211,13 @@ def test_every_tiling_is_accepted_and_one_piece_moved_or_left_out_is_not(
     tiling: tuple[list[int], list[schema.Piece]], data: st.DataObject
 ):
     shape, pieces = tiling
-    assert _tiling_problem(shape, pieces) is None
+    assert tiling_problem(shape, pieces) is None
     solid = [i for i, piece in enumerate(pieces) if all(piece.sizes)]
     gone = data.draw(st.sampled_from(solid))
     rest = pieces[:gone] + pieces[gone + 1 :]
-    assert _tiling_problem(shape, rest) is not None
-    assert _tiling_problem(shape, [*pieces, pieces[gone]]) == "overlap"
-    assert _tiling_problem(shape, [*rest, *rest][: len(pieces)]) is not None
+    assert tiling_problem(shape, rest) is not None
+    assert tiling_problem(shape, [*pieces, pieces[gone]]) == "overlap"
+    assert tiling_problem(shape, [*rest, *rest][: len(pieces)]) is not None
 
 
 # --- verify ---------------------------------------------------------------------------------------------------------
