@@ -1,0 +1,95 @@
+"""The state that is saved: a model of GPT-2's shape with AdamW's moments, at any size."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+__all__ = ["Job", "local"]
+
+_LAYERS, _WIDTH, _VOCAB, _CONTEXT = 12, 768, 50257, 1024  # GPT-2 124M
+_PARAMETERS = 12 * _LAYERS * _WIDTH**2 + (_VOCAB + _CONTEXT) * _WIDTH  # without the vectors, which do not count
+_BYTES_EACH = 12  # fp32: parameter and two moments
+
+
+class Shapes(nn.Module):
+    """GPT-2's parameters at another width: as many tensors, all in the same proportions. It has no forward."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(_VOCAB * width // _WIDTH, width)
+        self.wpe = nn.Embedding(_CONTEXT * width // _WIDTH, width)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "norm_1": nn.LayerNorm(width),
+                    "qkv": nn.Linear(width, 3 * width),
+                    "proj": nn.Linear(width, width),
+                    "norm_2": nn.LayerNorm(width),
+                    "up": nn.Linear(width, 4 * width),
+                    "down": nn.Linear(4 * width, width),
+                }
+            )
+            for _ in range(_LAYERS)
+        )
+        self.norm = nn.LayerNorm(width)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Job:
+    """Model and optimizer after one step; sharded over the default group by FSDP2 if asked for.
+
+    Args:
+        mb: size of parameters and moments, 10^6 bytes; 1490 is GPT-2 124M.
+        sharded: whether each rank holds its rows only.
+    """
+
+    def __init__(self, mb: float, *, sharded: bool = False) -> None:
+        width = max(8, 8 * round(_WIDTH * sqrt(mb * 1e6 / _BYTES_EACH / _PARAMETERS) / 8))
+        torch.manual_seed(0)
+        self.model: nn.Module = Shapes(width)
+        if sharded:
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
+            world = torch.distributed.get_world_size()
+            fully_shard(self.model, mesh=init_device_mesh("cpu", (world,)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        for parameter in self.model.parameters():
+            parameter.grad = parameter.detach().clone()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._marks = [float(_first(tensor)) for tensor in self.tensors()]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """This rank's parts of parameters, moments and step counters."""
+        moments = [value for state in self.optimizer.state.values() for value in state.values()]
+        found = [*self.model.parameters(), *moments]
+        return [local(tensor.detach()) for tensor in found if isinstance(tensor, torch.Tensor)]
+
+    @property
+    def size_bytes(self) -> int:
+        """What this rank has to save or load, without names and settings."""
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    def scramble(self) -> None:
+        """Spoil one element of every tensor, so that a load that does nothing shows."""
+        for tensor in self.tensors():
+            _first(tensor).fill_(-1.0)
+
+    def check(self) -> None:
+        """Pass if what `scramble` spoilt is back."""
+        marks = [float(_first(tensor)) for tensor in self.tensors()]
+        if marks != self._marks:
+            raise AssertionError("the load did not bring the state back: its time means nothing")
+
+
+def _first(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1)[:1] if tensor.numel() else torch.zeros(1)
