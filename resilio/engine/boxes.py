@@ -19,7 +19,7 @@ from math import prod
 
 from ..records.digests import BLOCK_SIZE
 
-__all__ = ["Box", "Span", "split"]
+__all__ = ["SPAN_LIMIT", "Box", "Span", "split"]
 
 # Large enough that a request's fixed cost vanishes, small enough that several are in flight and bounded memory holds.
 SPAN_LIMIT = 8 * 1024 * 1024

@@ -45,6 +45,7 @@ from ..errors import ResilioError, RestoreError, SaveError
 from ..ranks import Ranks, portable
 
 __all__ = [
+    "ALL",
     "async_save",
     "finish_metadata",
     "global_plan",
@@ -56,6 +57,9 @@ __all__ = [
     "told",
     "write_items",
 ]
+
+# DCP wraps and logs a call for every top-level key, three times a save; so it is shown one key that holds all of ours.
+ALL = "all"
 
 # DCP says on every call that it works in a single process. That is what a job without a process group asked for.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
@@ -120,7 +124,7 @@ def save(state: dict[str, Any], writer: StorageWriter, planner: SavePlanner, ran
     """
     try:
         dcp_save(
-            state,
+            {ALL: state},
             storage_writer=writer,
             planner=planner,
             process_group=ranks.data,
@@ -140,7 +144,7 @@ def async_save(
     Blocks: while `stager` copies.
     """
     future = dcp_async_save(
-        state,
+        {ALL: state},
         storage_writer=writer,
         planner=planner,
         async_stager=stager,
@@ -158,7 +162,7 @@ def load(state: dict[str, torch.Tensor], reader: StorageReader, planner: LoadPla
     """
     try:
         dcp_load(
-            dict(state),
+            {ALL: state},
             storage_reader=reader,
             planner=planner,
             process_group=ranks.data,

@@ -153,9 +153,9 @@ class Planner(SavePlanner):
         self, state_dict: dict[str, Any], storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
         """Take what was staged: flat key -> local tensor on the CPU, or value."""
-        if FAILED in state_dict:
-            raise state_dict[FAILED]
-        self._state = state_dict
+        self._state = state_dict[dcp.ALL]
+        if FAILED in self._state:
+            raise self._state[FAILED]
         failpoints.hit("save.staged", self._rank)
 
     def create_local_plan(self) -> SavePlan:

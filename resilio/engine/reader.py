@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from ..records.digests import BLOCK_SIZE, DIGEST_SIZE, block_count, verify_block
 from ..records.manifest import LoadedManifest, PlacedPiece
 from ..storage.base import Storage
 from . import dcp
-from .boxes import Box, Span, split
+from .boxes import SPAN_LIMIT, Box, Span, split
 from .plan import local_tensor
 
 __all__ = ["CheckpointReader", "Loader", "as_dtype"]
@@ -53,7 +54,7 @@ class Loader(LoadPlanner):
     ) -> None:
         """Take the scratch tensors."""
         assert metadata is not None
-        self._state: dict[str, torch.Tensor] = state_dict
+        self._state: dict[str, torch.Tensor] = state_dict[dcp.ALL]
         self._metadata = metadata
 
     def create_local_plan(self) -> LoadPlan:
@@ -90,10 +91,21 @@ class Loader(LoadPlanner):
 
 @dataclass(frozen=True)
 class _Read:
-    item: ReadItem
+    """One span: where to read from, into which buffers, and what to do once they are filled.
+
+    Attributes:
+        piece: the saved piece.
+        start: offset of the span in the object, in bytes.
+        size_bytes: length of the span.
+        wanted_bytes: of them asked for.
+        prepare: makes the buffers; returns the ranges to fill, and the step that checks them and puts them in place.
+    """
+
     piece: PlacedPiece
-    target: torch.Tensor
-    span: Span
+    start: int
+    size_bytes: int
+    wanted_bytes: int
+    prepare: Callable[[], tuple[list[tuple[int, memoryview]], Callable[[], None]]]
 
 
 class CheckpointReader(StorageReader):
@@ -147,7 +159,7 @@ class CheckpointReader(StorageReader):
             workers = max(1, self._storage.capabilities.concurrency)
             with ThreadPoolExecutor(workers, thread_name_prefix="resilio-read") as pool:
                 try:
-                    for _ in pool.map(self._fetch, reads):
+                    for _ in pool.map(self._fetch, _batches(reads)):
                         pass
                 except BaseException:
                     pool.shutdown(wait=True, cancel_futures=True)
@@ -172,55 +184,73 @@ class CheckpointReader(StorageReader):
             return []
         sizes = tuple(piece.piece.sizes)
         box = Box(sizes, tuple(item.storage_offsets), tuple(item.lengths), target.element_size())
-        return [_Read(item, piece, target, span) for span in split(box)]
+        where = f"{piece.key} (tensor {item.storage_index.fqn!r})"
+        return [self._read(piece, span, _narrow(target, span), where) for span in split(box)]
 
-    def _fetch(self, read: _Read) -> None:
-        span, box = read.span, read.span.box
-        target = read.target
-        for dim, (start, length) in enumerate(zip(span.within, box.lengths, strict=True)):
-            target = target.narrow(dim, start, length)
-        if box.one_run and target.is_contiguous() and target.device.type == "cpu":
-            self._fetch_in_place(read, _bytes_of(target))
-        else:
-            # Elements picked from a buffer by strides: the copy also casts the memory order and crosses devices.
-            buffer = torch.empty(span.end - span.start, dtype=torch.uint8)
-            view = _bytes_of(buffer)
-            self._storage.read_into(read.piece.key, [(read.piece.piece.at + span.start, view)])
-            self._check(read, span.first_block, view)
+    def _read(self, piece: PlacedPiece, span: Span, target: torch.Tensor, where: str) -> _Read:
+        in_place = span.box.one_run and target.is_contiguous() and target.device.type == "cpu"
+        way = self._in_place if in_place else self._picked
+        return _Read(
+            piece,
+            piece.piece.at + span.start,
+            span.end - span.start,
+            span.box.size_bytes,
+            partial(way, piece, span, target, where),
+        )
+
+    def _fetch(self, batch: list[_Read]) -> None:
+        """Read spans of one object in one request, then check and place each."""
+        prepared = [read.prepare() for read in batch]
+        self._storage.read_into(batch[0].piece.key, [one for ranges, _ in prepared for one in ranges])
+        for _, place in prepared:
+            place()
+        self._progress(sum(read.wanted_bytes for read in batch))
+
+    def _picked(
+        self, piece: PlacedPiece, span: Span, target: torch.Tensor, where: str
+    ) -> tuple[list[tuple[int, memoryview]], Callable[[], None]]:
+        """Elements picked from a buffer by strides: the copy also changes the memory order and crosses devices."""
+        box = span.box
+        buffer = torch.empty(span.end - span.start, dtype=torch.uint8, device="cpu")
+
+        def place() -> None:
+            self._check(piece, span.first_block, _bytes_of(buffer), where)
             elements = buffer[: buffer.numel() // box.itemsize * box.itemsize].view(target.dtype)
-            offset = (box.first - span.start) // box.itemsize
-            target.copy_(elements.as_strided(box.lengths, box.strides, offset))
-        self._progress(box.size_bytes)
+            target.copy_(elements.as_strided(box.lengths, box.strides, (box.first - span.start) // box.itemsize))
 
-    def _fetch_in_place(self, read: _Read, target: memoryview) -> None:
+        return [(piece.piece.at + span.start, _bytes_of(buffer))], place
+
+    def _in_place(
+        self, piece: PlacedPiece, span: Span, target: torch.Tensor, where: str
+    ) -> tuple[list[tuple[int, memoryview]], Callable[[], None]]:
         """Whole blocks straight into `target`; a partial one at either end through a buffer of its own."""
-        span, at = read.span, read.piece.piece.at
+        at, live = piece.piece.at, _bytes_of(target)
         first, end = span.box.first, span.box.end
         body_start = span.start if first == span.start else min(span.start + BLOCK_SIZE, span.end)
         body_end = span.end if end == span.end else end // BLOCK_SIZE * BLOCK_SIZE
         if body_start >= body_end:  # no whole block is wanted
             body_start = body_end = span.end
-        pieces = [
+        partials = [
             (start, memoryview(bytearray(stop - start)))
             for start, stop in ((span.start, body_start), (body_end, span.end))
             if start < stop
         ]
-        body = target[body_start - first : body_end - first] if body_start < body_end else memoryview(b"")
-        ranges = [(at + start, buffer) for start, buffer in pieces]
-        if len(body):
-            ranges.append((at + body_start, body))
-        self._storage.read_into(read.piece.key, ranges)
-        if len(body):
-            self._check(read, body_start // BLOCK_SIZE, body)
-        for start, buffer in pieces:
-            self._check(read, start // BLOCK_SIZE, buffer)
-            low, high = max(first, start), min(end, start + len(buffer))
-            target[low - first : high - first] = buffer[low - start : high - start]
+        body = live[body_start - first : body_end - first] if body_start < body_end else memoryview(b"")
 
-    def _check(self, read: _Read, first_block: int, data: memoryview) -> None:
-        where = f"{read.piece.key} (tensor {read.item.storage_index.fqn!r})"
-        start = DIGEST_SIZE * (read.piece.piece.block + first_block)
-        expected = self._digests_of(read.piece)[start : start + DIGEST_SIZE * block_count(len(data))]
+        def place() -> None:
+            if len(body):
+                self._check(piece, body_start // BLOCK_SIZE, body, where)
+            for start, buffer in partials:
+                self._check(piece, start // BLOCK_SIZE, buffer, where)
+                low, high = max(first, start), min(end, start + len(buffer))
+                live[low - first : high - first] = buffer[low - start : high - start]
+
+        ranges = [(at + start, buffer) for start, buffer in partials]
+        return ([*ranges, (at + body_start, body)] if len(body) else ranges), place
+
+    def _check(self, piece: PlacedPiece, first_block: int, data: memoryview, where: str) -> None:
+        start = DIGEST_SIZE * (piece.piece.block + first_block)
+        expected = self._digests_of(piece)[start : start + DIGEST_SIZE * block_count(len(data))]
         verify_blocks(data, expected, where, first_block)
 
     def _digests_of(self, piece: PlacedPiece) -> bytes:
@@ -228,6 +258,26 @@ class CheckpointReader(StorageReader):
             if piece.digests_key not in self._digests:
                 self._digests[piece.digests_key] = self._manifest.read_object(self._storage, piece.digests_key)
             return self._digests[piece.digests_key]
+
+
+def _batches(reads: list[_Read]) -> Iterator[list[_Read]]:
+    """Reads of one object, in the order of its bytes, until a request is large enough: most tensors are small."""
+    batch: list[_Read] = []
+    size = 0
+    for read in sorted(reads, key=lambda read: (read.piece.key, read.start)):
+        if batch and (size + read.size_bytes > SPAN_LIMIT or read.piece.key != batch[0].piece.key):
+            yield batch
+            batch, size = [], 0
+        batch.append(read)
+        size += read.size_bytes
+    if batch:
+        yield batch
+
+
+def _narrow(target: torch.Tensor, span: Span) -> torch.Tensor:
+    for dim, (start, length) in enumerate(zip(span.within, span.box.lengths, strict=True)):
+        target = target.narrow(dim, start, length)
+    return target
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -9,6 +9,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 
 from ..errors import SaveError
 from ..ranks import portable
+from . import dcp
 from .plan import FAILED, local_tensor
 
 __all__ = ["Stager"]
@@ -32,10 +33,10 @@ class Stager(AsyncStager):
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Flat key -> host copy of this rank's part, row-major; values as they are, capture copied them."""
         try:
-            return self._copies(state_dict)
+            return {dcp.ALL: self._copies(state_dict[dcp.ALL])}
         except Exception as error:  # noqa: BLE001  told to all ranks by the planner
             # Raised here, it would end this rank's save alone and leave the others waiting inside DCP for its plan.
-            return {FAILED: portable(error, SaveError)}
+            return {dcp.ALL: {FAILED: portable(error, SaveError)}}
 
     def _copies(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         staged: dict[str, Any] = {}

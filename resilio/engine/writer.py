@@ -32,6 +32,7 @@ __all__ = ["AttemptWriter", "Root"]
 
 # A key no state can have: the report of a rank to rank 0 rides along with DCP's own results.
 _PART = MetadataIndex("\0resilio")
+_SMALL = 256 * 1024  # bytes; below, a copy costs less than a call
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,7 @@ class AttemptWriter(StorageWriter):
                         data.write(resolved.getbuffer())
                     info = dcp.storage_info(name, start, data.tell() - start)
                     results.append(WriteResult(item.index, data.tell() - start, info))
+                data.hand_on(b"")
         finally:
             torch.serialization.set_crc32_options(crc)
         failpoints.hit("save.data_written", self._rank)
@@ -199,6 +201,8 @@ class _DataObject:
         self._awaited: tuple[int, int] | None = None  # address and length of the tensor being written
         self._seen_at: list[int] = []  # where its bytes went
         self._failure: Exception | None = None
+        # torch.save makes 39 small writes for each tensor: handed on one by one they would cost more than the tensors.
+        self._small = bytearray()
 
     def tell(self) -> int:
         return self._position
@@ -207,21 +211,33 @@ class _DataObject:
         pass
 
     def write(self, data: bytes | memoryview) -> int:
-        assert self.sink is not None
         if self._failure is not None:  # torch.save still closes its zip
             raise self._failure
         view = memoryview(data).cast("B")
         if self._awaited is not None and len(view) == self._awaited[1] and _address(view) == self._awaited[0]:
             self._seen_at.append(self._position)
             append_block_digests(self.blocks, view)
+        if len(view) < _SMALL:
+            self._small += view
+            if len(self._small) >= _SMALL:
+                self.hand_on(b"")
+        else:
+            self.hand_on(view)
+        self._position += len(view)
+        return len(view)
+
+    def hand_on(self, view: bytes | memoryview) -> None:
+        """Pass what was collected, then `view`, to storage."""
+        assert self.sink is not None
+        small, self._small = self._small, bytearray()
         try:
-            self.sink.write(view)
+            for data in (small, view):
+                if len(data):
+                    self.sink.write(data)
+                    self.digest.update(data)
         except Exception as error:
             self._failure = error
             raise
-        self.digest.update(view)
-        self._position += len(view)
-        return len(view)
 
     def write_tensor(self, tensor: torch.Tensor) -> tuple[int, int, int]:
         """Append `tensor` as `torch.save` would; return offset and number of its raw bytes, and its first block's

@@ -84,6 +84,8 @@ class CheckpointManager:
         self._fresh = fresh
         self._ranks = Ranks.connect(timeout_s)
         self._check_alike(repr((self._storage.url, save, mode, fresh, digest)))
+        if self._ranks.coordinator and not self._storage.capabilities.create_if_absent:
+            _log.warning("store cannot create if absent: never run two managers on it url=%s", self._storage.url)
         self._engine = Engine(self._storage, self._ranks, digest)
         # Rank 0 alone talks to the commit protocol; the others learn of it through what it tells them.
         self._committer = Committer(self._storage, keep or keep_all(), self._clock, digest)
@@ -295,10 +297,11 @@ class CheckpointManager:
     def _settle(self) -> None:
         """Wait for the save in flight and raise its failure, on all ranks. Collective."""
         self._drop_vote()
-        handle, self._pending = self._pending, None
+        handle = self._pending
         if handle is None:
             return
         error = handle.exception()
+        self._pending = None  # not before: an interrupted wait must leave it to `__exit__` to wait for
         try:
             self._ranks.agree(error, SaveError)
         except ResilioError:

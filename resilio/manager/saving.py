@@ -41,7 +41,7 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, value in metrics.items():
         try:
-            found[str(name)] = float(value)
+            found[str(name)] = float(value.detach() if isinstance(value, torch.Tensor) else value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"metrics[{name!r}] is {type(value).__name__}; it must be a number or a tensor of one element",
