@@ -75,8 +75,8 @@ class Engine:
         planner = Planner(local, self._ranks.rank)
         state = {**flat.tensors, **flat.values}
         outcome: Future[None] = Future()
-        outcome.set_running_or_notify_cancel()  # who gives up awaiting it must not cancel it: this rank would go on
-        alone
+        # Whoever gives up awaiting it must not cancel it: this rank would go on alone.
+        outcome.set_running_or_notify_cancel()
 
         def settle(error: BaseException | None) -> None:
             if error is not None:
