@@ -1,6 +1,15 @@
 """Tensors to bytes and back, through `torch.distributed.checkpoint` (DCP)."""
 
 from .engine import Engine, saved_state
+from .foreign import ForeignCheckpoint, fill_foreign, foreign_state, open_foreign
 from .writer import Root
 
-__all__ = ["Engine", "Root", "saved_state"]
+__all__ = [
+    "Engine",
+    "ForeignCheckpoint",
+    "Root",
+    "fill_foreign",
+    "foreign_state",
+    "open_foreign",
+    "saved_state",
+]

@@ -33,8 +33,13 @@ def restore(
 
     Fences nobody: the job that trains the run goes on. For fine-tuning from a model alone, say ``only=["model"]``.
 
+    A folder that plain ``dcp.save`` wrote is taken too, with a warning that nothing can tell whether its content is
+    whole. It is read without running anything in it: a value that is more than tensors and plain values is refused
+    by name. Its keys must be nested as `state` is (``dcp.save({"model": …, "optimizer": …})``); a bare model's state
+    fits with ``rename={"": "model."}``. Generators stay as they are.
+
     Args:
-        url: the run's store.
+        url: the run's store, or the folder of a plain DCP checkpoint.
         state: the live objects, as for `CheckpointManager`.
         which: ``"newest"`` of the lineage, or a step.
         only: see `CheckpointManager.restore`.
@@ -45,6 +50,7 @@ def restore(
 
     Raises:
         NoCheckpointError: the run has no such checkpoint, or none at all.
+        FormatError: the metadata of a plain DCP checkpoint is not what stock DCP writes.
         MismatchError: checkpoint and live state differ.
         IntegrityError: the checkpoint is damaged.
 
@@ -65,6 +71,7 @@ def restore(
             exclude=exclude,
             rename=rename,
             strict=strict,
+            foreign=True,
         )
         if report.found is None:
             raise NoCheckpointError(f"{storage.url} has no checkpoint to restore from", url=storage.url)

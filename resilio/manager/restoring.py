@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..engine import Engine, saved_state
+from ..engine import Engine, ForeignCheckpoint, fill_foreign, saved_state
 from ..errors import ConfigError, NoCheckpointError, RestoreError
 from ..ranks import Ranks
 from ..records.catalog import Catalog, discover
@@ -18,6 +18,7 @@ from ..state.restore import plan_restore
 from ..state.training_state import TrainingState
 from ..storage.base import Storage
 from ..types import CheckpointInfo, CheckpointRef
+from .foreign import outcomes_of_foreign, pick_foreign, without_ours
 from .report import RestoreReport
 
 __all__ = ["Which", "choose", "restore_into"]
@@ -65,18 +66,28 @@ def restore_into(
     exclude: Iterable[str] | None,
     rename: Rename | None,
     strict: bool,
+    foreign: bool = False,
 ) -> tuple[RestoreReport, Catalog | None]:
     """Restore `state`; return the report and, on rank 0, what the run held when the choice was made.
+
+    `foreign`: where there is no run, a checkpoint of plain DCP at the root of the storage will do.
 
     Ranks: all; collective on both groups.
     Blocks: until all ranks have applied, or all have raised.
     """
     started = time.monotonic()
     catalog: Catalog | None = None
+    # Read more than once: neither a lone pattern nor a generator may get lost.
+    only = _patterns(only)
+    exclude = _patterns(exclude)
 
-    def pick() -> tuple[CheckpointInfo, LoadedManifest] | None:
+    def pick() -> tuple[CheckpointInfo, LoadedManifest | ForeignCheckpoint] | None:
         nonlocal catalog
         catalog = discover(storage)
+        if foreign and not catalog.commits:
+            found = pick_foreign(storage, which, only, exclude, rename)
+            if found is not None:
+                return found
         ref = choose(catalog, which)
         if ref is None:
             return None
@@ -87,17 +98,18 @@ def restore_into(
     picked = ranks.from_coordinator(pick, RestoreError)
     if picked is None:
         return RestoreReport(found=None), catalog
-    info, manifest = picked
+    info, source = picked
+    is_foreign = isinstance(source, ForeignCheckpoint)
     error: BaseException | None = None
     plan: Any = None
     try:
         plan = plan_restore(
             state,
-            saved_state(manifest),
+            source.state if isinstance(source, ForeignCheckpoint) else saved_state(source),
             rank=ranks.rank,
             world=ranks.world,
             only=only,
-            exclude=exclude,
+            exclude=without_ours(exclude) if is_foreign else exclude,
             rename=rename,
             strict=strict,
         )
@@ -105,11 +117,14 @@ def restore_into(
         error = caught
     ranks.agree(error, RestoreError)
     read: list[int] = []
-    engine.fill(plan.scratch, manifest, read.append)
+    if isinstance(source, ForeignCheckpoint):
+        fill_foreign(plan.scratch, source, storage, ranks, read.append)
+    else:
+        engine.fill(plan.scratch, source, read.append)
     outcomes = plan.apply(lambda failed: ranks.agree(failed, RestoreError))
     report = RestoreReport(
         found=info,
-        outcomes=tuple(outcomes),
+        outcomes=outcomes_of_foreign(outcomes) if is_foreign else tuple(outcomes),
         read_bytes=sum(read),
         seconds=time.monotonic() - started,
     )
@@ -119,3 +134,9 @@ def restore_into(
             *(info.step, info.ref.generation, info.world, ranks.world, report.seconds, report.read_bytes),
         )
     return report, catalog
+
+
+def _patterns(given: Iterable[str] | None) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    return (given,) if isinstance(given, str) else tuple(given)

@@ -1,0 +1,288 @@
+"""Restoring from a folder that plain `torch.distributed.checkpoint` wrote: no manifest, no digests, no records.
+
+Whatever is in it is data from outside. `.metadata` is read as `foreign_metadata` says; tensors and values go through
+`torch.load(weights_only=True)`, which makes nothing but tensors and plain values. Content cannot be checked: plain DCP
+saves no digests.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+from torch.serialization import get_unsafe_globals_in_checkpoint
+
+from ..errors import FormatError, IntegrityError, RestoreError
+from ..ranks import Ranks, portable
+from ..records.keys import METADATA
+from ..state.flat import Ref, SavedState, TensorSpec
+from ..storage.base import Storage
+from . import dcp
+from .foreign_metadata import LIMIT, read_foreign_metadata
+from .reader import Loader
+
+__all__ = ["ForeignCheckpoint", "ForeignReader", "fill_foreign", "foreign_state", "open_foreign"]
+
+_SPARE_HOLES = 64  # places of a list in nested state that may be empty, beyond one per place that is not
+
+
+@dataclass(frozen=True)
+class ForeignCheckpoint:
+    """A plain DCP checkpoint, its metadata checked. Pickles, so that rank 0 can hand it on.
+
+    Attributes:
+        metadata: every tensor and value, and where it is stored.
+        state: what it holds, the values left out.
+        size_bytes: of all objects it uses.
+        modified_s: when `.metadata` was stored, Unix seconds, None where the store does not tell.
+    """
+
+    metadata: Metadata
+    state: SavedState
+    size_bytes: int
+    modified_s: float | None
+
+
+def open_foreign(storage: Storage) -> ForeignCheckpoint:
+    """The checkpoint whose folder is the root of `storage`.
+
+    Ranks: any; local.
+
+    Raises:
+        NotFoundError: no `.metadata`.
+        FormatError: `.metadata` is not what stock DCP writes.
+        IntegrityError: an object is missing or too short.
+    """
+    where = f"{storage.url}: {METADATA}"
+    info = storage.stat(METADATA)
+    if info.size_bytes > LIMIT:  # before anything is allocated
+        raise FormatError(f"{where}: {info.size_bytes} bytes are too many for a .metadata", where=where)
+    metadata = read_foreign_metadata(storage.get(METADATA), where)
+    sizes = {one.key: one.size_bytes for one in storage.list("")}
+    used: set[str] = set()
+    for index, place in metadata.storage_data.items():
+        name, end = place.relative_path, place.offset + place.length
+        if name not in sizes:
+            raise IntegrityError(f"{storage.url}: {name}, which holds {index.fqn!r}, is missing", where=name)
+        if end > sizes[name]:
+            raise IntegrityError(
+                f"{storage.url}: {name} has {sizes[name]} bytes, but {index.fqn!r} should end at {end}", where=name
+            )
+        used.add(name)
+    state = SavedState(
+        step=0,
+        world=1,
+        tensors={
+            key: TensorSpec(entry.properties.dtype, tuple(entry.size))
+            for key, entry in metadata.state_dict_metadata.items()
+            if isinstance(entry, TensorStorageMetadata)
+        },
+        values={},
+        ties={},
+        tree=_tree(metadata.planner_data, where),
+    )
+    return ForeignCheckpoint(metadata, state, sum(sizes[name] for name in used), info.modified_s)
+
+
+def foreign_state(checkpoint: ForeignCheckpoint, storage: Storage, wanted: Collection[str]) -> SavedState:
+    """What the checkpoint holds, with the values of `wanted`; the others are None. The step is a value of that name.
+
+    Args:
+        checkpoint: as opened.
+        storage: its folder.
+        wanted: flat keys; those of tensors are passed over.
+
+    Raises:
+        RestoreError: a value is more than tensors and plain values. Names it and what is in it.
+        IntegrityError: a value is damaged.
+    """
+    values: dict[str, Any] = {}
+    for key, entry in checkpoint.metadata.state_dict_metadata.items():
+        if isinstance(entry, BytesStorageMetadata):
+            place = checkpoint.metadata.storage_data[MetadataIndex(key)]
+            values[key] = _load(storage, key, place) if key in wanted or key == "step" else None
+    step = values.get("step")
+    return replace(checkpoint.state, values=values, step=step if type(step) is int and step >= 0 else 0)
+
+
+def fill_foreign(
+    scratch: dict[str, torch.Tensor],
+    checkpoint: ForeignCheckpoint,
+    storage: Storage,
+    ranks: Ranks,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Read every tensor of `scratch` from the checkpoint, in place. Nothing can tell whether its bytes are those saved.
+
+    Raises:
+        RestoreError: on all ranks, the same. `scratch` may hold anything.
+        IntegrityError: a piece is damaged so that it cannot be read.
+
+    Ranks: all; collective on the data group.
+    Blocks: until all ranks have read.
+    """
+    dcp.load(scratch, ForeignReader(storage, checkpoint.metadata, progress), Loader(), ranks)
+
+
+class ForeignReader(StorageReader):
+    """Reads pieces that plain DCP saved. Holds one piece at a time per thread.
+
+    Args:
+        storage: the checkpoint's folder.
+        metadata: checked.
+        progress: called with the number of bytes of each finished read.
+    """
+
+    def __init__(self, storage: Storage, metadata: Metadata, progress: Callable[[int], None] | None = None) -> None:
+        super().__init__()
+        self._storage = storage
+        self._metadata = metadata
+        self._progress = progress or (lambda size_bytes: None)
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """A reader is for one checkpoint; there is nothing to reset."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """What was read and checked before; nothing is unpickled here."""
+        return self._metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing: all is known from the start."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """As planned."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """As planned."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fill every item, several pieces at a time, each piece once. Errors become portable ones here."""
+        pieces: dict[MetadataIndex, list[ReadItem]] = {}
+        for item in plan.items:
+            pieces.setdefault(item.storage_index, []).append(item)
+        workers = max(1, self._storage.capabilities.concurrency)
+        try:
+            with ThreadPoolExecutor(workers, thread_name_prefix="resilio-read") as pool:
+                try:
+                    for _ in pool.map(lambda items: self._fetch(items, planner), pieces.values()):
+                        pass
+                except BaseException:
+                    pool.shutdown(wait=True, cancel_futures=True)
+                    raise
+        except Exception as error:
+            raise portable(error, RestoreError) from error
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Never chosen by DCP itself."""
+        return False
+
+    def _fetch(self, items: list[ReadItem], planner: LoadPlanner) -> None:
+        index = items[0].storage_index
+        saved = self._metadata.state_dict_metadata[index.fqn]
+        assert isinstance(saved, TensorStorageMetadata)
+        assert index.index is not None
+        chunk = saved.chunks[index.index]
+        place = self._metadata.storage_data[index]
+        piece = _load(self._storage, index.fqn, place)
+        if type(piece) not in (torch.Tensor, torch.nn.Parameter) or piece.layout is not torch.strided:
+            raise _damaged(self._storage, index.fqn, place, f"there is a {type(piece).__name__}, no plain tensor")
+        if (piece.dtype, piece.shape) != (saved.properties.dtype, chunk.sizes):
+            found, expected = f"{piece.dtype} {[*piece.shape]}", f"{saved.properties.dtype} {[*chunk.sizes]}"
+            raise _damaged(self._storage, index.fqn, place, f"there is {found}, not {expected}")
+        with torch.no_grad():
+            for item in items:
+                part = piece.detach()
+                for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                    part = part.narrow(dim, start, length)
+                planner.resolve_tensor(item).copy_(part)
+        self._progress(place.length)
+
+
+def _load(storage: Storage, key: str, place: Any) -> Any:
+    """The tensor or value that `torch.save` wrote there."""
+    stream = io.BytesIO(bytes(place.length))
+    with stream.getbuffer() as view:
+        storage.read_into(place.relative_path, [(place.offset, view)])
+    try:
+        with zipfile.ZipFile(stream) as inside:  # what torch.save writes is not compressed, and cannot swell
+            entries = inside.infolist()
+        if any(one.compress_type != zipfile.ZIP_STORED or one.file_size > place.length for one in entries):
+            raise _damaged(storage, key, place, "it is compressed, which torch.save never does")
+        stream.seek(0)
+        return torch.load(stream, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise RestoreError(
+            f"{storage.url}: {key!r} holds more than tensors and plain values ({_contents(stream)}), and making that "
+            f"would run code of whoever wrote it. It was not made. Leave it out with exclude=",
+            key=key,
+        ) from error
+    except (RestoreError, IntegrityError):
+        raise
+    except Exception as error:
+        raise _damaged(storage, key, place, f"{type(error).__name__}: {error}") from error
+
+
+def _contents(stream: io.BytesIO) -> str:
+    try:
+        stream.seek(0)
+        names = get_unsafe_globals_in_checkpoint(stream)
+    except Exception:  # noqa: BLE001  only to tell what is in it
+        names = []
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(name[:80] for name in sorted(names)[:4]) + more or "of an unknown kind"
+
+
+def _damaged(storage: Storage, key: str, place: Any, problem: str) -> IntegrityError:
+    where = f"{place.relative_path} at byte {place.offset}"
+    return IntegrityError(f"{storage.url}: {key!r} in {where} cannot be read: {problem}", key=key, where=where)
+
+
+# ------------------------------------------------------------------------------------------------------- nested state
+
+
+def _tree(paths: dict[str, tuple[str | int, ...]], where: str) -> dict[str, Any]:
+    """Nested state with a `Ref` at each path; numbers are places in a list."""
+    root: dict[Any, Any] = {}
+    for key, path in paths.items():
+        node: Any = root
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+            if isinstance(node, Ref):
+                raise FormatError(f"{where}: {key!r} lies below {node.key!r}, which is no container", where=where)
+        if path[-1] in node:
+            raise FormatError(f"{where}: {key!r} is a container and is none", where=where)
+        node[path[-1]] = Ref(key)
+    tree: dict[str, Any] = _with_lists(root, where)
+    return tree
+
+
+def _with_lists(node: Any, where: str) -> Any:
+    if isinstance(node, Ref):
+        return node
+    below = {part: _with_lists(child, where) for part, child in node.items()}
+    if not any(isinstance(part, int) for part in below):
+        if isinstance(below.get("param_groups"), list):
+            below.setdefault("state", {})  # DCP drops empty dicts: an optimizer without state is one still
+        return below
+    if not all(isinstance(part, int) for part in below):
+        raise FormatError(f"{where}: a container has names and places", where=where)
+    count = max(below) + 1
+    if count > 2 * len(below) + _SPARE_HOLES:
+        raise FormatError(f"{where}: a list of {count} has {len(below)} places filled", where=where)
+    return [below.get(place, {}) for place in range(count)]  # what is missing was an empty dict
