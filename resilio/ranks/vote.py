@@ -26,7 +26,7 @@ class Vote:
 
     def __init__(self, ranks: Ranks, flags: dict[str, bool]) -> None:
         self._names = list(flags)
-        self._ballot = torch.tensor([int(flag) for flag in flags.values()], dtype=torch.uint8)
+        self._ballot = torch.tensor([int(flag) for flag in flags.values()], dtype=torch.uint8, device="cpu")
         self._work: dist.Work | None = None
         if ranks.control is not None:
             self._work = dist.all_reduce(self._ballot, op=dist.ReduceOp.MAX, group=ranks.control, async_op=True)
