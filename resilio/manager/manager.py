@@ -10,7 +10,7 @@ from typing import Any
 
 from ..clock import Clock, SystemClock
 from ..engine import Engine
-from ..errors import ConfigError, ResilioError, RestoreError, SaveError
+from ..errors import ConfigError, LiveStateError, ResilioError, RestoreError, SaveError
 from ..hooks import open_storage
 from ..policies import KeepPolicy, SaveContext, SavePolicy, keep_all
 from ..ranks import Ranks, Vote, portable
@@ -74,16 +74,25 @@ class CheckpointManager:
         timeout_s: float = 1800.0,
         clock: Clock | None = None,
     ) -> None:
-        if mode not in ("sync", "async"):
-            raise ConfigError(f"mode={mode!r}: there are 'sync' and 'async'")
         self._clock = clock or SystemClock()
-        self._state = TrainingState.of(state)
-        self._storage = open_storage(url)
         self._save_policy = save
         self._mode = mode
         self._fresh = fresh
+        error: Exception | None = None
+        try:
+            if mode not in ("sync", "async"):
+                raise ConfigError(f"mode={mode!r}: there are 'sync' and 'async'")
+            self._state = TrainingState.of(state)
+            self._storage = open_storage(url)
+        except Exception as caught:  # noqa: BLE001  told to all ranks: the others wait in the next line
+            error = caught
         self._ranks = Ranks.connect(timeout_s)
-        self._check_alike(repr((self._storage.url, save, mode, fresh, digest)))
+        try:
+            self._ranks.agree(error)
+            self._check_alike(repr((self._storage.url, save, mode, fresh, digest)))
+        except ResilioError:
+            self._ranks.close()
+            raise
         if self._ranks.coordinator and not self._storage.capabilities.create_if_absent:
             _log.warning("store cannot create if absent: never run two managers on it url=%s", self._storage.url)
         self._engine = Engine(self._storage, self._ranks, digest)
@@ -96,6 +105,7 @@ class CheckpointManager:
         self._latest: SaveHandle | None = None  # of this life, for "saving the same step twice"
         self._last_step: int | None = None  # newest step known to be on storage: restored, or acknowledged
         self._save_began_s = self._clock.monotonic_s()
+        self._mixture: LiveStateError | None = None
         self._closed = False
 
     # ------------------------------------------------------------------------------------------------- the loop's side
@@ -133,6 +143,9 @@ class CheckpointManager:
             MismatchError: checkpoint and live state differ; names what.
             IntegrityError: the checkpoint is damaged; names object and tensor.
             RestoreError: another failure. In all these cases live state is as it was.
+            LiveStateError: it is not: some of it could not be put back. The manager saves no more until a restore goes
+                well.
+            ConfigError: a step was asked for of a manager that begins anew (`fresh`).
 
         Ranks: all; collective.
         Blocks: until all ranks have restored, or all have raised the same error.
@@ -140,18 +153,27 @@ class CheckpointManager:
         self._open()
         self._settle()
         if self._fresh:
+            if which != "newest":
+                raise ConfigError(
+                    f"restore(which={which!r}) of a run begun anew with fresh=True: leave out one of them"
+                )
             return RestoreReport(found=None)
-        report, catalog = restore_into(
-            self._state,
-            self._storage,
-            self._ranks,
-            self._engine,
-            which,
-            only=only,
-            exclude=exclude,
-            rename=rename,
-            strict=strict,
-        )
+        try:
+            report, catalog = restore_into(
+                self._state,
+                self._storage,
+                self._ranks,
+                self._engine,
+                which,
+                only=only,
+                exclude=exclude,
+                rename=rename,
+                strict=strict,
+            )
+        except LiveStateError as error:
+            self._mixture = error
+            raise
+        self._mixture = None
         chosen = report.found.ref if report.found else None
         self._ranks.from_coordinator(lambda: self._committer.restored(catalog, chosen), RestoreError)
         self._last_step = report.step if report.found else None
@@ -176,8 +198,7 @@ class CheckpointManager:
         Ranks: all; collective, at the same step.
         Blocks: for a save that is due, as `mode` says; otherwise for next to nothing.
         """
-        self._open()
-        self._check_step(step)
+        self._may_save(step)
         agreed = self._vote.result() if self._vote else {}
         self._vote = None
         if self._pending and (agreed.get("failed") or not agreed.get("running", True)):
@@ -202,8 +223,7 @@ class CheckpointManager:
         Raises:
             SaveError: this save failed (``sync``), or the one before did.
         """
-        self._open()
-        self._check_step(step)
+        self._may_save(step)
         handle = self._save(step, metrics, "asked for")
         self._drop_vote()
         self._begin_vote()
@@ -333,6 +353,12 @@ class CheckpointManager:
         if self._vote:
             self._vote.result()
             self._vote = None
+
+    def _may_save(self, step: int) -> None:
+        self._open()
+        if self._mixture is not None:
+            raise LiveStateError(f"nothing is saved: {self._mixture}", **self._mixture.facts)
+        self._check_step(step)
 
     def _check_step(self, step: int) -> None:
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:

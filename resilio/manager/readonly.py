@@ -58,14 +58,20 @@ def restore(
     Blocks: until all ranks have restored, or all have raised the same error.
     """
     ranks = Ranks.connect(timeout_s)
-    storage = open_storage(url)
-    engine = Engine(storage, ranks)
+    storage: Any = None
+    live: Any = None
+    error: Exception | None = None
     try:
+        try:
+            storage, live = open_storage(url), TrainingState.of(state)
+        except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
+            error = caught
+        ranks.agree(error)
         report, _ = restore_into(
-            TrainingState.of(state),
+            live,
             storage,
             ranks,
-            engine,
+            Engine(storage, ranks),
             which,
             only=only,
             exclude=exclude,
@@ -77,6 +83,6 @@ def restore(
             raise NoCheckpointError(f"{storage.url} has no checkpoint to restore from", url=storage.url)
         return report
     finally:
-        engine.close()
         ranks.close()
-        storage.close()
+        if storage is not None:
+            storage.close()

@@ -9,7 +9,9 @@ import pytest
 import torch
 from workload import assert_same, build, snapshot
 
+import resilio
 from resilio import CheckpointManager, failpoints, save_every
+from resilio.errors import ConfigError, LiveStateError
 from resilio.policies import KeepPolicy
 from resilio.testing.worlds import run_world
 
@@ -66,6 +68,48 @@ def test_an_interrupt_while_waiting_for_a_save_leaves_it_to_end_well(tmp_path):
     assert [info.step for info in ckpt.checkpoints()] == [1]
 
 
+class Stubborn:
+    """Takes no state, not even its own back, once it is told to."""
+
+    def __init__(self) -> None:
+        self.fails = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"x": 1}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.fails:
+            raise ValueError("no")
+
+
+def test_a_manager_whose_live_state_became_a_mixture_saves_no_more_until_a_restore_goes_well(tmp_path):
+    job, stubborn = build("single"), Stubborn()
+    with CheckpointManager(f"file://{tmp_path}", {**job.state(), "odd": stubborn}, mode="sync") as ckpt:
+        ckpt.restore()
+        ckpt.save(1)
+        ckpt.save(2)
+        stubborn.fails = True
+        with pytest.raises(LiveStateError):
+            ckpt.restore(1)
+        for save in (ckpt.save, ckpt.step):
+            with pytest.raises(LiveStateError, match="mixture"):
+                save(3)
+        assert [info.step for info in ckpt.checkpoints()] == [1, 2]
+        stubborn.fails = False
+        ckpt.restore()
+        ckpt.save(3)
+    assert [info.step for info in ckpt.checkpoints()] == [1, 2, 3]
+
+
+def test_a_step_asked_for_by_number_is_never_passed_over_because_the_run_is_fresh(tmp_path):
+    url = f"file://{tmp_path}"
+    with CheckpointManager(url, {"n": {"x": 5}}, mode="sync") as ckpt:
+        ckpt.restore()
+        ckpt.save(5)
+    with CheckpointManager(url, {"n": {"x": 0}}, fresh=True) as ckpt, pytest.raises(ConfigError, match="fresh=True"):
+        ckpt.restore(5)
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_keep_policy_that_raises_loses_no_checkpoint_and_hangs_nobody(tmp_path, mode):
     class Broken(KeepPolicy):
@@ -100,3 +144,19 @@ def on_meta_device(rank: int, world: int, url: str) -> None:
                     ckpt.step(step)
                 ckpt.restore()
     assert_same(snapshot(job), want)
+
+
+def one_cannot_begin(rank: int, world: int, url: str) -> list[str]:
+    state = {"n": {"x": 1}} if rank == 0 else {"rank": {"x": 1}}  # reserved
+    said = []
+    for begin in (CheckpointManager, resilio.restore):
+        with pytest.raises(ConfigError, match="cannot name a part") as caught:
+            begin(url, state, timeout_s=20)
+        said.append(str(caught.value))
+    return said
+
+
+def test_a_rank_that_cannot_make_its_manager_or_its_state_is_named_on_all(tmp_path):
+    first, second = run_world(one_cannot_begin, 2, f"file://{tmp_path}", timeout_s=40)
+    assert first == second
+    assert all("rank 1" in text for text in first)
