@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from ..errors import InternalError, RestoreError
+from ..errors import IntegrityError, InternalError, NotFoundError, RestoreError
 from ..ranks import portable
 from ..records.digests import BLOCK_SIZE, DIGEST_SIZE, block_count, verify_blocks
 from ..records.manifest import LoadedManifest, PlacedPiece
@@ -201,7 +201,11 @@ class CheckpointReader(StorageReader):
     def _fetch(self, batch: list[_Read]) -> None:
         """Read spans of one object in one request, then check and place each."""
         prepared = [read.prepare() for read in batch]
-        self._storage.read_into(batch[0].piece.key, [one for ranges, _ in prepared for one in ranges])
+        key = batch[0].piece.key
+        try:
+            self._storage.read_into(key, [one for ranges, _ in prepared for one in ranges])
+        except NotFoundError as error:  # the manifest says that it is there
+            raise IntegrityError(f"{self._storage.url}: {key} is missing", where=key, missing=True) from error
         for _, place in prepared:
             place()
         self._progress(sum(read.wanted_bytes for read in batch))
