@@ -91,6 +91,7 @@ def restore_into(
         ref = choose(catalog, which)
         if ref is None:
             return None
+        catalog.line_of(ref)  # what the next save needs to know: must not fail once live state is another
         manifest = load_manifest(storage, catalog.read(ref))
         return catalog.info(ref), manifest
 

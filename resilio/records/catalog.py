@@ -41,6 +41,7 @@ class Catalog:
     generations: list[int] = field(default_factory=list)
     record: schema.GenerationRecord | None = None
     cache: RecordCache = field(default_factory=dict, repr=False)
+    _lines: dict[CheckpointRef, list[CheckpointRef]] = field(default_factory=dict, repr=False)
 
     @property
     def newest(self) -> CheckpointRef | None:
@@ -113,13 +114,17 @@ class Catalog:
     def line_of(self, ref: CheckpointRef) -> list[CheckpointRef]:
         """The checkpoints that lead to `ref`, it included, as far as they still have a commit; oldest to newest.
 
+        Looked up once: asked again it reads nothing, and so cannot fail.
+
         Raises:
             IntegrityError: the record of its generation, which is never deleted, is missing.
         """
         if ref in self.lineage:
             return self.lineage[: self.lineage.index(ref) + 1]
-        own = _line(self.commits, _read_generation(self.storage, ref.generation))
-        return [one for one in own if one.generation < ref.generation or one.step <= ref.step]
+        if ref not in self._lines:
+            own = _line(self.commits, _read_generation(self.storage, ref.generation))
+            self._lines[ref] = [one for one in own if one.generation < ref.generation or one.step <= ref.step]
+        return self._lines[ref]
 
 
 def discover(storage: Storage, cache: RecordCache | None = None) -> Catalog:

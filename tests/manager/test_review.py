@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
+import shutil
+import weakref
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from workload import assert_same, build, snapshot
+from torch import nn
+from workload import assert_same, build, rng, snapshot
 
 import resilio
-from resilio import CheckpointManager, failpoints, save_every
-from resilio.errors import ConfigError, LiveStateError
+from resilio import CheckpointManager, TrainingState, failpoints, per_rank, save_every
+from resilio.errors import (
+    ConfigError,
+    FormatError,
+    IntegrityError,
+    LiveStateError,
+    MismatchError,
+    RestoreError,
+    SaveError,
+)
 from resilio.policies import KeepPolicy
 from resilio.testing.worlds import run_world
 
@@ -160,3 +175,213 @@ def test_a_rank_that_cannot_make_its_manager_or_its_state_is_named_on_all(tmp_pa
     first, second = run_world(one_cannot_begin, 2, f"file://{tmp_path}", timeout_s=40)
     assert first == second
     assert all("rank 1" in text for text in first)
+
+
+def test_a_restore_that_cannot_learn_its_branch_changes_nothing(tmp_path):
+    url = f"file://{tmp_path}"
+    live = {"x": 0}
+    with CheckpointManager(url, {"n": live}, mode="sync") as ckpt:
+        ckpt.restore()
+        for step in (1, 2):
+            live["x"] = step
+            ckpt.save(step)
+        ckpt.restore(1)
+        ckpt.save(3)
+        live["x"] = -1
+        record = tmp_path / "generations" / "000001.json"
+        data = record.read_bytes()
+        record.unlink()
+        with pytest.raises(IntegrityError):
+            ckpt.restore(2)
+        assert live["x"] == -1
+        ckpt.save(4)  # it goes on where it was
+        record.write_bytes(data)
+        assert ckpt.restore(2).step == 2
+        assert live["x"] == 2
+
+
+def damage(path: Path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    if how == "flip" and path.suffix == ".distcp":  # not between two tensors: only `verify` reads there
+        part = json.loads((path.parent / "manifest-1.json").read_bytes())
+        shared = [tensor for key, tensor in part["tensors"].items() if not key.startswith("rank.")]
+        pieces = [piece for tensor in shared for piece in tensor["pieces"]]
+        data[max(pieces, key=lambda piece: piece["size_bytes"])["at"]] ^= 1
+    elif how == "flip":
+        data[len(data) // 2] ^= 1
+    elif how == "cut":
+        del data[-1:]
+    elif how == "zero":
+        data[:] = bytes(len(data))
+    path.unlink()
+    if how != "gone":
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["flip", "cut", "zero", "gone"])
+@pytest.mark.parametrize("name", ["manifest.json", "manifest-1.json", "__1_0.digests", "__1_0.distcp"])
+def test_damage_to_any_object_is_found_by_a_restore_that_needs_it_and_changes_nothing(two_ranks, tmp_path, name, how):
+    shutil.copytree(two_ranks, tmp_path / "run")
+    (folder,) = (tmp_path / "run").glob("step-*")
+    damage(folder / name, how)
+    job = build("single", seed=4)
+    before, draws = snapshot(job), rng()
+    with (
+        CheckpointManager(f"file://{tmp_path}/run", job.state()) as ckpt,
+        # The last byte of a data object belongs to no tensor: only `verify` reads it.
+        pytest.raises((IntegrityError, FormatError)) if (name, how) != ("__1_0.distcp", "cut") else nullcontext(),
+    ):
+        assert ckpt.verify(1)
+        ckpt.restore(exclude=["dataloader"])
+    if (name, how) != ("__1_0.distcp", "cut"):
+        assert_same(snapshot(job), before)
+        assert_same(rng(), draws)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    path = tmp_path_factory.mktemp("two_ranks") / "run"
+    run_world(save_one, 2, f"file://{path}")
+    return path
+
+
+def save_one(rank: int, world: int, url: str) -> None:
+    job = build("fsdp2", rank, world)
+    with CheckpointManager(url, job.state(), mode="sync") as ckpt:
+        ckpt.restore()
+        job.train_step()
+        ckpt.save(1)
+
+
+def one_reads_damage(rank: int, world: int, url: str) -> str:
+    job = build("fsdp2", rank, world, seed=4)
+    before, draws = snapshot(job), rng()
+    with CheckpointManager(url, job.state(), mode="async", timeout_s=30) as ckpt:
+        with pytest.raises(IntegrityError, match="rank 1") as caught:
+            ckpt.restore()
+        assert_same(snapshot(job), before)
+        assert_same(rng(), draws)
+        with pytest.raises(SaveError):  # nothing was restored: what is there must not be built over
+            ckpt.save(1)
+    return str(caught.value)
+
+
+def test_damage_that_only_one_rank_reads_stops_the_restore_on_all(two_ranks, tmp_path):
+    shutil.copytree(two_ranks, tmp_path / "run")
+    (folder,) = (tmp_path / "run").glob("step-*")
+    damage(folder / "__1_0.distcp", "zero")
+    first, second = run_world(one_reads_damage, 2, f"file://{tmp_path}/run")
+    assert first == second
+
+
+def one_differs(rank: int, world: int, url: str) -> str:
+    job = build("fsdp2", rank, world, seed=4)
+    before = snapshot(job)
+    own = torch.zeros(3 + rank)  # rank 1's has another shape than the saved one
+    with CheckpointManager(url, TrainingState(**job.state(), own=per_rank(own)), mode="sync", timeout_s=30) as ckpt:
+        with pytest.raises(MismatchError, match=r"(?s)rank 1.*own") as caught:
+            ckpt.restore(1)
+        assert_same(snapshot(job), before)
+    return str(caught.value)
+
+
+def save_own(rank: int, world: int, url: str) -> None:
+    job = build("fsdp2", rank, world)
+    with CheckpointManager(url, TrainingState(**job.state(), own=per_rank(torch.ones(3))), mode="sync") as ckpt:
+        ckpt.restore()
+        ckpt.save(1)
+
+
+def test_a_mismatch_on_one_rank_stops_the_restore_on_all(tmp_path):
+    run_world(save_own, 2, f"file://{tmp_path}")
+    first, second = run_world(one_differs, 2, f"file://{tmp_path}")
+    assert first == second
+
+
+class Fragile:
+    """Refuses to load on one rank."""
+
+    def __init__(self, fails: bool) -> None:
+        self.x, self.fails = 1, fails
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"x": self.x}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.fails:
+            self.fails = False
+            raise KeyError("only here, only once")
+        self.x = state["x"]
+
+
+def load_fails_on_one(rank: int, world: int, url: str) -> tuple[str, int]:
+    job, fragile = build("fsdp2", rank, world), Fragile(False)
+    with CheckpointManager(url, {**job.state(), "odd": fragile}, mode="async", timeout_s=30) as ckpt:
+        ckpt.restore()
+        ckpt.save(1)
+        job.train_step()
+        fragile.x, fragile.fails = 7, rank == 1
+        before = snapshot(job)
+        with pytest.raises(RestoreError, match=r"rank 1.*odd") as caught:
+            ckpt.restore()
+        assert_same(snapshot(job), before)
+        assert fragile.x == 7
+        ckpt.restore()
+        ckpt.close()
+        ckpt.close()
+    return str(caught.value), fragile.x
+
+
+def test_a_load_that_fails_on_one_rank_is_undone_on_all_and_the_next_one_works(tmp_path):
+    first, second = run_world(load_fails_on_one, 2, f"file://{tmp_path}")
+    assert first == second
+    assert first[1] == 1
+
+
+def empty_groups(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 2))
+    net[1].weight.requires_grad_(False)  # frozen; the third layer is never used
+    groups = [{"params": [], "lr": 0.3}, {"params": [*net[0].parameters()]}, {"params": [], "lr": 0.7}]
+    groups.append({"params": [net[1].bias, *net[2].parameters()], "weight_decay": 0.5})
+    return net, torch.optim.AdamW(groups, lr=0.1, amsgrad=True)
+
+
+def test_empty_groups_frozen_and_unused_parameters_come_back_as_they_were(tmp_path):
+    pairs = [empty_groups(seed) for seed in (0, 1)]
+    states = [{"model": net, "optimizer": optimizer} for net, optimizer in pairs]
+    net, optimizer = pairs[0]
+    for _ in range(2):
+        net[1](net[0](torch.ones(2, 3))).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.param_groups[2]["lr"] = 0.9
+    for state in states:
+        with CheckpointManager(f"file://{tmp_path}", state) as ckpt:
+            if not ckpt.restore().found:
+                ckpt.save(1)
+    one, other = (optimizer.state_dict() for _, optimizer in pairs)
+    assert_same(other, one)
+    assert_same(dict(pairs[1][0].state_dict()), dict(pairs[0][0].state_dict()))
+
+
+def test_what_a_save_held_is_let_go_with_it(tmp_path):
+    big = torch.zeros(1000)
+    alive = weakref.ref(big)
+    state = TrainingState(big=big)
+    with CheckpointManager(f"file://{tmp_path}", state, mode="async") as ckpt:
+        ckpt.restore()
+        kept = [ckpt.save(1)]
+        kept[0].result()
+        failpoints.arm("save.data_written=raise")
+        kept.append(ckpt.save(2))
+        with pytest.raises(SaveError):
+            ckpt.save(3)
+        failpoints.disarm()
+        state["big"] = torch.zeros(10)
+        del big
+        gc.collect()
+        assert alive() is None, gc.get_referrers(alive())
+        assert kept[1].exception() is not None
+        ckpt.save(4)
+    assert [info.step for info in ckpt.checkpoints()] == [1, 4]
