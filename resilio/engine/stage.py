@@ -48,7 +48,8 @@ class Stager(AsyncStager):
             local = local_tensor(value)
             buffer = self._buffers.get(key)
             if buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype:
-                buffer = torch.empty(local.shape, dtype=local.dtype, device="cpu")
+                with torch.inference_mode(False):  # a buffer made in inference mode cannot be written outside of it
+                    buffer = torch.empty(local.shape, dtype=local.dtype, device="cpu")
             staged[key] = buffers[key] = buffer.copy_(local)
         self._buffers = buffers  # what the state no longer has is given back
         return staged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 from collections.abc import Generator
 from concurrent.futures import Future
 
@@ -42,12 +43,17 @@ class SaveHandle:
 
         Blocks: until done.
         """
-        self._future.result(timeout_s)
+        error = self.exception(timeout_s)
+        if error is not None:
+            raise error
         return self.job.ref
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
-        """The failure, None if it was committed. Blocks until done."""
-        return self._future.exception(timeout_s)
+        """The failure, None if it was committed. Blocks until done, or raises TimeoutError."""
+        try:
+            return self._future.exception(timeout_s)
+        except concurrent.futures.TimeoutError:  # another class than TimeoutError before Python 3.11
+            raise TimeoutError(f"the save of step {self.step} is not done after {timeout_s} s") from None
 
     def __await__(self) -> Generator[object, None, CheckpointRef]:
         yield from asyncio.wrap_future(self._future).__await__()

@@ -385,3 +385,31 @@ def test_what_a_save_held_is_let_go_with_it(tmp_path):
         assert kept[1].exception() is not None
         ckpt.save(4)
     assert [info.step for info in ckpt.checkpoints()] == [1, 4]
+
+
+def test_a_save_in_inference_mode_spoils_no_later_one():
+    live = torch.ones(3)
+    with CheckpointManager("memory://review-inference", {"live": live}, mode="async") as ckpt:
+        ckpt.restore()
+        with torch.inference_mode():
+            ckpt.save(1)
+        live.fill_(2)
+        ckpt.save(2)
+        live.zero_()
+        ckpt.restore()
+    assert live.tolist() == [2, 2, 2]
+
+
+def test_waiting_too_long_for_a_save_is_a_timeout_and_nothing_else(tmp_path):
+    held = tmp_path / "held"
+    failpoints.arm(f"save.staged=hold:{held}")
+    with CheckpointManager(f"file://{tmp_path}/run", {"n": {"x": 1}}, mode="async") as ckpt:
+        ckpt.restore()
+        handle = ckpt.save(1)
+        for ask in (handle.result, handle.exception):
+            with pytest.raises(TimeoutError, match="step 1"):
+                ask(0.01)
+        while not held.exists():
+            pass
+        held.unlink()
+        assert handle.result(60).step == 1
