@@ -107,7 +107,13 @@ class RunWriter:
                 f"{self.storage.url} holds {len(catalog.commits)} checkpoints and none was restored; that is no fresh "
                 "start. Restore one by its step, or pass fresh=True to begin a new line beside them.",
             )
-        goes_on = chosen is not None and chosen == self._last and catalog.newest_generation == self._generation
+        # A commit without an answer that this catalog does not show is left behind like any other later one.
+        goes_on = (
+            chosen is not None
+            and chosen == self._last
+            and self._pending is None
+            and catalog.newest_generation == self._generation
+        )
         self._see(catalog)
         if not goes_on:
             self._branch(chosen, catalog.line_of(chosen) if chosen else [])
