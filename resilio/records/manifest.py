@@ -200,7 +200,8 @@ class _View:
         head = self.heads.setdefault(key, tensor)
         self.pieces.setdefault(key, [])
         if head.order is None and tensor.order is not None:
-            # A shard that is one thin slice lies the same in every order, so only some ranks can tell.
+            # A thin shard lies the same in several orders, so ranks may tell none or different ones: the first that is
+            # told counts. It says how to lay out memory, never where bytes are.
             head = self.heads[key] = tensor
         if (head.dtype, head.shape) != (tensor.dtype, tensor.shape) or key in self.values:
             raise FormatError(f"{where}: {key!r} is something else in another part of the manifest", where=where)

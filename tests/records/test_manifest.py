@@ -143,7 +143,6 @@ FORGED: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
     "another dtype": ("manifest-1.json", lambda p: weight(p).update(dtype="int32")),
     "unknown dtype": ("manifest-1.json", lambda p: p["tensors"]["rank.1.rng"].update(dtype="float7")),
     "another shape": ("manifest-1.json", lambda p: weight(p).update(shape=[21, 2])),
-    "another order": ("manifest-1.json", lambda p: weight(p).update(order=[1, 0])),
     "impossible order": ("manifest-1.json", lambda p: p["tensors"]["rank.1.rng"].update(order=[1])),
     "dims": ("manifest-1.json", lambda p: piece(p).update(offsets=[10])),
     "leaves the shape": ("manifest-1.json", lambda p: piece(p).update(offsets=[11, 0])),
