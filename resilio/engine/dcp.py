@@ -131,6 +131,7 @@ def save(state: dict[str, Any], writer: StorageWriter, planner: SavePlanner, ran
             no_dist=ranks.data is None,
         )
     except (Exception, CheckpointException) as error:  # noqa: BLE001  handed to the caller whole
+        _let_through(error, ranks)
         return error
     return None
 
@@ -169,7 +170,16 @@ def load(state: dict[str, torch.Tensor], reader: StorageReader, planner: LoadPla
             no_dist=ranks.data is None,
         )
     except CheckpointException as error:
+        _let_through(error, ranks)
         raise told(error, RestoreError) from error
+
+
+def _let_through(error: BaseException, ranks: Ranks) -> None:
+    """Raise the Ctrl-C or `sys.exit` that came to this rank inside DCP: DCP makes an ordinary failure of it."""
+    if isinstance(error, CheckpointException) and ranks.rank in error.failures:
+        own = error.failures[ranks.rank][0]
+        if not isinstance(own, Exception):
+            raise own from error
 
 
 def told(error: BaseException, kind: type[ResilioError]) -> ResilioError:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..clock import Clock, SystemClock
 from ..engine import Engine
-from ..errors import ConfigError, LiveStateError, ResilioError, RestoreError, SaveError
+from ..errors import ConfigError, LiveStateError, RanksDisagreeError, ResilioError, RestoreError, SaveError
 from ..hooks import open_storage
 from ..policies import KeepPolicy, SaveContext, SavePolicy, keep_all
 from ..ranks import Ranks, Vote, portable
@@ -302,9 +302,11 @@ class CheckpointManager:
                 attempt = self._committer.begin(step)
         except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
             error = portable(caught, SaveError)
-        answers = self._ranks.gather((error, attempt))
+        answers = self._ranks.gather((error, attempt, step))
         self._ranks.raise_first([answer[0] for answer in answers], error)
-        attempt = answers[0][1]
+        attempt, steps = answers[0][1], [answer[2] for answer in answers]
+        if len(set(steps)) > 1:
+            raise RanksDisagreeError(f"ranks save different steps: {steps} by rank. Nothing was written.", steps=steps)
         job = self._committer.job(attempt, step, self._ranks.world, kept, reason)
         self._save_began_s = self._clock.monotonic_s()
         after = job.sweep if self._ranks.coordinator else None

@@ -11,7 +11,7 @@ import torch
 from workload import assert_same, build, snapshot
 
 from resilio import CheckpointManager, TrainingState, failpoints, per_rank, save_every
-from resilio.errors import SaveError
+from resilio.errors import RanksDisagreeError, SaveError
 from resilio.testing.worlds import run_world
 
 
@@ -223,3 +223,36 @@ def test_the_first_save_over_checkpoints_nobody_asked_about_is_refused(tmp_path)
             ckpt.save(1)
         ckpt.restore()
         ckpt.save(2)
+
+
+def test_a_signal_handler_that_exits_inside_a_sync_save_exits(tmp_path, monkeypatch):
+    # as `signal.signal(SIGTERM, lambda *_: sys.exit(143))` does when the signal comes while bytes are written
+    def leave(*_: Any) -> None:
+        raise SystemExit(143)
+
+    job = build("single")
+    with CheckpointManager(f"file://{tmp_path}", job.state(), mode="sync") as ckpt:
+        ckpt.restore()
+        ckpt.save(1)
+        monkeypatch.setattr("resilio.engine.writer.failpoints.hit", leave)
+        with pytest.raises(SystemExit) as left:
+            ckpt.save(2)
+        assert left.value.code == 143
+        monkeypatch.undo()
+        ckpt.save(3)
+    assert [info.step for info in ckpt.checkpoints()] == [1, 3]
+
+
+def save_out_of_step(rank: int, world: int, url: str) -> str:
+    with CheckpointManager(url, {"n": {"x": 1}}) as ckpt:
+        ckpt.restore()
+        with pytest.raises(RanksDisagreeError) as caught:
+            ckpt.save(10 + rank)
+        ckpt.save(12)
+    return str(caught.value)
+
+
+def test_ranks_that_save_different_steps_are_told_so_and_nothing_is_written(tmp_path):
+    first, second = run_world(save_out_of_step, 2, f"file://{tmp_path}")
+    assert first == second
+    assert "[10, 11]" in first
