@@ -15,8 +15,9 @@ from ..records.values import decode_value
 from ..state.flat import FlatState, Ref, SavedState, TensorSpec
 from ..storage.base import Storage
 from . import dcp
+from .loading import Loader, as_dtype
 from .plan import LocalPlan, Planner
-from .reader import CheckpointReader, Loader, as_dtype
+from .reader import CheckpointReader
 from .stage import Stager
 from .writer import AttemptWriter, Root
 

@@ -10,26 +10,24 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
-from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
-from torch.distributed.checkpoint.storage import StorageReader
-from torch.futures import Future
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from ..errors import FormatError, IntegrityError, RestoreError
-from ..ranks import Ranks, portable
+from ..ranks import Ranks
 from ..records.keys import METADATA
 from ..state.flat import Ref, SavedState, TensorSpec
 from ..storage.base import Storage
 from . import dcp
 from .foreign_metadata import LIMIT, read_foreign_metadata
-from .reader import Loader
+from .loading import Loader, ParallelReader
 
 __all__ = ["ForeignCheckpoint", "ForeignReader", "fill_foreign", "foreign_state", "open_foreign"]
 
@@ -134,7 +132,7 @@ def fill_foreign(
     dcp.load(scratch, ForeignReader(storage, checkpoint.metadata, progress), Loader(), ranks)
 
 
-class ForeignReader(StorageReader):
+class ForeignReader(ParallelReader):
     """Reads pieces that plain DCP saved. Holds one piece at a time per thread.
 
     Args:
@@ -144,53 +142,20 @@ class ForeignReader(StorageReader):
     """
 
     def __init__(self, storage: Storage, metadata: Metadata, progress: Callable[[int], None] | None = None) -> None:
-        super().__init__()
-        self._storage = storage
+        super().__init__(storage, progress)
         self._metadata = metadata
-        self._progress = progress or (lambda size_bytes: None)
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """A reader is for one checkpoint; there is nothing to reset."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """What was read and checked before; nothing is unpickled here."""
         return self._metadata
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing: all is known from the start."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """As planned."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """As planned."""
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill every item, several pieces at a time, each piece once. Errors become portable ones here."""
+    def tasks(self, plan: LoadPlan, planner: LoadPlanner) -> Iterator[Callable[[], None]]:
+        """Pieces, each once however many items want a part of it."""
         pieces: dict[MetadataIndex, list[ReadItem]] = {}
         for item in plan.items:
             pieces.setdefault(item.storage_index, []).append(item)
-        workers = max(1, self._storage.capabilities.concurrency)
-        try:
-            with ThreadPoolExecutor(workers, thread_name_prefix="resilio-read") as pool:
-                try:
-                    for _ in pool.map(lambda items: self._fetch(items, planner), pieces.values()):
-                        pass
-                except BaseException:
-                    pool.shutdown(wait=True, cancel_futures=True)
-                    raise
-        except Exception as error:
-            raise portable(error, RestoreError) from error
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Never chosen by DCP itself."""
-        return False
+        for items in pieces.values():
+            yield partial(self._fetch, items, planner)
 
     def _fetch(self, items: list[ReadItem], planner: LoadPlanner) -> None:
         index = items[0].storage_index

@@ -1,4 +1,4 @@
-"""Exactly the bytes this rank needs, checked, into place: the reader and planner under `dcp.load`.
+"""Exactly the bytes this rank needs, checked, into place: the reader under `dcp.load`.
 
 DCP's own reader loads every saved piece whole and narrows afterwards, so N ranks read everything N times; and it checks
 no content. This one knows from the manifest where the raw bytes lie and what their digests are.
@@ -6,87 +6,25 @@ no content. This one knows from the manifest where the raw bytes lie and what th
 
 from __future__ import annotations
 
-import io
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
-from torch.distributed.checkpoint.storage import StorageReader
-from torch.futures import Future
 
-from ..errors import IntegrityError, InternalError, NotFoundError, RestoreError
-from ..ranks import portable
+from ..errors import IntegrityError, NotFoundError
 from ..records.digests import BLOCK_SIZE, DIGEST_SIZE, block_count, verify_blocks
 from ..records.manifest import LoadedManifest, PlacedPiece
 from ..storage.base import Storage
 from . import dcp
 from .boxes import SPAN_LIMIT, Box, Span, split
-from .plan import local_tensor
+from .loading import ParallelReader, as_dtype
 
-__all__ = ["CheckpointReader", "Loader", "as_dtype"]
-
-
-def as_dtype(name: str) -> torch.dtype:
-    """The torch dtype of this name, or an error that says what is missing."""
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise RestoreError(
-            f"the checkpoint has tensors of dtype {name!r}, which torch {torch.__version__} does not know"
-        )
-    return dtype
-
-
-class Loader(LoadPlanner):
-    """Plans the reads for tensors that are allocated like the live ones, sharded as they are.
-
-    `dcp.load` gets these scratch tensors as its state; every one must be in the checkpoint with this shape and dtype
-    (the state room compared them already).
-    """
-
-    def set_up_planner(
-        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
-    ) -> None:
-        """Take the scratch tensors."""
-        assert metadata is not None
-        self._state: dict[str, torch.Tensor] = state_dict[dcp.ALL]
-        self._metadata = metadata
-
-    def create_local_plan(self) -> LoadPlan:
-        """One read item per overlap of a saved piece and this rank's part."""
-        items: list[ReadItem] = []
-        for key, tensor in self._state.items():
-            saved = self._metadata.state_dict_metadata[key]
-            assert isinstance(saved, TensorStorageMetadata)
-            items += dcp.read_items(key, saved, tensor)
-        return LoadPlan(items)
-
-    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Each rank reads for itself."""
-        return global_plan
-
-    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """As planned."""
-        return central_plan
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Never called: values come from the manifest."""
-        raise InternalError(f"a value was asked for as bytes: {read_item.dest_index.fqn}")
-
-    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """The view of the scratch tensor that this item fills."""
-        tensor = local_tensor(self._state[read_item.dest_index.fqn])
-        for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
-            tensor = tensor.narrow(dim, start, length)
-        return tensor
-
-    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Filled in place already."""
+__all__ = ["CheckpointReader"]
 
 
 @dataclass(frozen=True)
@@ -108,7 +46,7 @@ class _Read:
     prepare: Callable[[], tuple[list[tuple[int, memoryview]], Callable[[], None]]]
 
 
-class CheckpointReader(StorageReader):
+class CheckpointReader(ParallelReader):
     """Reads one of our own checkpoints by its manifest.
 
     Args:
@@ -120,15 +58,10 @@ class CheckpointReader(StorageReader):
     def __init__(
         self, storage: Storage, manifest: LoadedManifest, progress: Callable[[int], None] | None = None
     ) -> None:
-        super().__init__()
-        self._storage = storage
+        super().__init__(storage, progress)
         self._manifest = manifest
-        self._progress = progress or (lambda size_bytes: None)
         self._digests: dict[str, bytes] = {}
         self._lock = threading.Lock()
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """A reader is for one checkpoint; there is nothing to reset."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """DCP's metadata, made from the manifest: nothing is unpickled."""
@@ -141,39 +74,11 @@ class CheckpointReader(StorageReader):
             }
         )
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing: all is known from the start."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """As planned."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """As planned."""
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill every item, several reads at a time. Errors become portable ones here."""
-        try:
-            reads = [read for item in plan.items for read in self._reads(item, planner)]
-            workers = max(1, self._storage.capabilities.concurrency)
-            with ThreadPoolExecutor(workers, thread_name_prefix="resilio-read") as pool:
-                try:
-                    for _ in pool.map(self._fetch, _batches(reads)):
-                        pass
-                except BaseException:
-                    pool.shutdown(wait=True, cancel_futures=True)
-                    raise
-        except Exception as error:
-            raise portable(error, RestoreError) from error
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Never chosen by DCP itself."""
-        return False
+    def tasks(self, plan: LoadPlan, planner: LoadPlanner) -> Iterator[Callable[[], None]]:
+        """Batches of spans of one object."""
+        reads = [read for item in plan.items for read in self._reads(item, planner)]
+        for batch in _batches(reads):
+            yield partial(self._fetch, batch)
 
     def _reads(self, item: ReadItem, planner: LoadPlanner) -> list[_Read]:
         tensor = self._manifest.tensors[item.storage_index.fqn]

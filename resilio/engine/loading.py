@@ -1,0 +1,134 @@
+"""What every restore has under `dcp.load`: the planner, and a reader that runs several reads at a time."""
+
+from __future__ import annotations
+
+import io
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from ..errors import InternalError, RestoreError
+from ..ranks import portable
+from ..storage.base import Storage
+from . import dcp
+from .plan import local_tensor
+
+__all__ = ["Loader", "ParallelReader", "as_dtype"]
+
+
+def as_dtype(name: str) -> torch.dtype:
+    """The torch dtype of this name, or an error that says what is missing."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise RestoreError(
+            f"the checkpoint has tensors of dtype {name!r}, which torch {torch.__version__} does not know"
+        )
+    return dtype
+
+
+class Loader(LoadPlanner):
+    """Plans the reads for tensors that are allocated like the live ones, sharded as they are.
+
+    `dcp.load` gets these scratch tensors as its state; every one must be in the checkpoint with this shape and dtype
+    (the state room compared them already).
+    """
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Take the scratch tensors."""
+        assert metadata is not None
+        self._state: dict[str, torch.Tensor] = state_dict[dcp.ALL]
+        self._metadata = metadata
+
+    def create_local_plan(self) -> LoadPlan:
+        """One read item per overlap of a saved piece and this rank's part."""
+        items: list[ReadItem] = []
+        for key, tensor in self._state.items():
+            saved = self._metadata.state_dict_metadata[key]
+            assert isinstance(saved, TensorStorageMetadata)
+            items += dcp.read_items(key, saved, tensor)
+        return LoadPlan(items)
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """Each rank reads for itself."""
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        """As planned."""
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Never called: values come from the manifest."""
+        raise InternalError(f"a value was asked for as bytes: {read_item.dest_index.fqn}")
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        """The view of the scratch tensor that this item fills."""
+        tensor = local_tensor(self._state[read_item.dest_index.fqn])
+        for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            tensor = tensor.narrow(dim, start, length)
+        return tensor
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """Filled in place already."""
+
+
+class ParallelReader(StorageReader):
+    """A reader that knows its checkpoint from the start and splits a plan into tasks for threads.
+
+    Args:
+        storage: where the checkpoint lies.
+        progress: called with the number of bytes of each finished read.
+    """
+
+    def __init__(self, storage: Storage, progress: Callable[[int], None] | None = None) -> None:
+        super().__init__()
+        self._storage = storage
+        self._progress = progress or (lambda size_bytes: None)
+
+    @abstractmethod
+    def tasks(self, plan: LoadPlan, planner: LoadPlanner) -> Iterable[Callable[[], None]]:
+        """The reads that fill every item of `plan`, in the order of the bytes; each may run in any thread."""
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fill every item, several reads at a time. Errors become portable ones here."""
+        workers = max(1, self._storage.capabilities.concurrency)
+        try:
+            with ThreadPoolExecutor(workers, thread_name_prefix="resilio-read") as pool:
+                try:
+                    for _ in pool.map(lambda task: task(), self.tasks(plan, planner)):
+                        pass
+                except BaseException:
+                    pool.shutdown(wait=True, cancel_futures=True)
+                    raise
+        except Exception as error:
+            raise portable(error, RestoreError) from error
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """A reader is for one checkpoint; there is nothing to reset."""
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing: all is known from the start."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """As planned."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """As planned."""
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Never chosen by DCP itself."""
+        return False
