@@ -106,8 +106,7 @@ def _of_live(optimizer: Optimizer, names: dict[int, str], all_names: dict[int, s
             if name is None:
                 raise CaptureError(
                     f"{what} holds state for a tensor of shape {tuple(key.shape)} that is in none of the models; "
-                    f"delete it "
-                    "from `optimizer.state`, or pass the model it belongs to"
+                    "delete it from `optimizer.state`, or pass the model it belongs to"
                 )
         if name in state:
             raise CaptureError(f"{what} holds two states under the name {name!r}", key=str(name))

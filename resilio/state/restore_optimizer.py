@@ -130,8 +130,7 @@ class OptimizerPlan:
 
         self._problems.others.append(
             f"{self.name}: the parameter groups hold other parameters than when saved, so their hyper-parameters "
-            f"cannot be "
-            f"assigned. Live without a twin: {text(live, unmatched) or 'none'}. Saved without a twin: "
+            f"cannot be assigned. Live without a twin: {text(live, unmatched) or 'none'}. Saved without a twin: "
             f"{text(saved, left) or 'none'}. Build the optimizer with the saved groups, or exclude {self.name!r}"
         )
 
@@ -244,8 +243,7 @@ class OptimizerPlan:
                     if isinstance(before, (int, float)) and before != number:
                         raise mismatch(
                             f"{self.name}: groups share one tensor as {key} but were saved with {before} and "
-                            f"{number}; give "
-                            "each group a tensor of its own"
+                            f"{number}; give each group a tensor of its own"
                         )
 
     @property

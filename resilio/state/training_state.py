@@ -163,8 +163,7 @@ class TrainingState:
                 if any(uses_fsdp1(view.module) for view in modules.values()):
                     raise CaptureError(
                         f"{part.name}: optimizer state under FSDP1 (FullyShardedDataParallel) cannot be saved yet; "
-                        f"shard the "
-                        "model with `fully_shard` (FSDP2)",
+                        "shard the model with `fully_shard` (FSDP2)",
                         key=part.name,
                     )
                 found[part.path] = view_optimizer(part.value, named, part.name)
