@@ -13,6 +13,7 @@ from ..engine import Engine, ForeignCheckpoint, fill_foreign, saved_state
 from ..errors import ConfigError, NoCheckpointError, RestoreError
 from ..ranks import Ranks
 from ..records.catalog import Catalog, discover
+from ..records.keys import METADATA, attempt_key
 from ..records.manifest import LoadedManifest, load_manifest
 from ..state.restore import plan_restore
 from ..state.training_state import TrainingState
@@ -93,6 +94,9 @@ def restore_into(
             return None
         catalog.line_of(ref)  # what the next save needs to know: must not fail once live state is another
         manifest = load_manifest(storage, catalog.read(ref))
+        manifest.check_objects(storage)
+        # Not needed here; but what damaged this one may have damaged others, and readers by plain DCP need it.
+        manifest.read_object(storage, attempt_key(manifest.attempt, METADATA))
         return catalog.info(ref), manifest
 
     # One rank looks and tells the others: two ranks that list a store may see two different newest checkpoints.

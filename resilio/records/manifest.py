@@ -110,6 +110,21 @@ class LoadedManifest:
         record = self.objects[key]
         return _read(storage, key, record.size_bytes, record.digest)
 
+    def check_objects(self, storage: Storage) -> None:
+        """Pass if every object is there at its size. One listing; no data is read.
+
+        Raises:
+            IntegrityError: one is missing or of another size.
+        """
+        found = {info.key: info.size_bytes for info in storage.list(f"{self.attempt}/")}
+        for key, record in self.objects.items():
+            if key not in found:
+                raise IntegrityError(f"{storage.url}: {key} is missing", where=key, missing=True)
+            if found[key] != record.size_bytes:
+                raise IntegrityError(
+                    f"{storage.url}: {key} has {found[key]} bytes, saved were {record.size_bytes}", where=key
+                )
+
 
 def load_manifest(storage: Storage, commit: schema.CommitRecord) -> LoadedManifest:
     """The manifest of the checkpoint that `commit` makes.
