@@ -268,12 +268,16 @@ class CheckpointManager:
     # ---------------------------------------------------------------------------------------------- looking at the run
 
     def checkpoints(self) -> list[CheckpointInfo]:
-        """All checkpoints of the run, oldest first, those off the lineage included.
+        """All checkpoints of the run, by generation and step, those off the lineage included.
+
+        One whose commit record cannot be read is left out with a warning; `resilio ls` shows it.
 
         Ranks: any; not collective.
         """
-        catalog = discover(self._storage)
-        return [catalog.info(ref) for ref in catalog.commits]
+        infos, damaged = discover(self._storage).checkpoints()
+        for damage in damaged:
+            _log.warning("a commit record cannot be read %s", damage)
+        return sorted(infos, key=lambda info: info.ref)
 
     def verify(self, step: int) -> list[Damage]:
         """Read the whole checkpoint of `step` and compare every byte with its digests; empty if it is intact.

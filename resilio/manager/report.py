@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..state.flat import Outcome
-from ..types import CheckpointInfo
+from ..types import CheckpointInfo, Damage
 
 __all__ = ["RestoreReport"]
 
@@ -17,12 +17,14 @@ class RestoreReport:
     Attributes:
         found: the checkpoint, None if the run has none (and the job starts at step 0).
         outcomes: one per component: exact, re-derived for another world, or stayed live.
+        passed_over: newer checkpoints of the lineage that are damaged, newest first, and why each was not taken.
         read_bytes: bytes of tensors this rank read.
         seconds: from the choice to the last applied value, on this rank.
     """
 
     found: CheckpointInfo | None
     outcomes: tuple[Outcome, ...] = ()
+    passed_over: tuple[Damage, ...] = ()
     read_bytes: int = 0
     seconds: float = 0.0
 
@@ -36,4 +38,5 @@ class RestoreReport:
             return "no checkpoint: a new run"
         lines = [f"restored {self.found.ref} of {self.found.world} rank(s) in {self.seconds:.2f} s"]
         lines += [f"  {o.component}: {o.how}{f' ({o.note})' if o.note else ''}" for o in self.outcomes]
+        lines += [f"  passed over {damage}" for damage in self.passed_over]
         return "\n".join(lines)

@@ -1,59 +1,31 @@
-"""The path of a restore: one choice for all ranks, a plan, exactly the bytes needed, then live state, all or
-nothing.
-"""
+"""The path of a restore: one choice for all ranks, a plan, the bytes it needs, then live state, all or nothing."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ..engine import Engine, ForeignCheckpoint, fill_foreign, saved_state
-from ..errors import ConfigError, NoCheckpointError, RestoreError
+from ..errors import ResilioError, RestoreError
 from ..ranks import Ranks
 from ..records.catalog import Catalog, discover
-from ..records.keys import METADATA, attempt_key
-from ..records.manifest import LoadedManifest, load_manifest
+from ..records.manifest import LoadedManifest
+from ..state.plan import RestorePlan
 from ..state.restore import plan_restore
 from ..state.training_state import TrainingState
 from ..storage.base import Storage
-from ..types import CheckpointInfo, CheckpointRef
+from ..types import CheckpointInfo, CheckpointRef, Damage
+from .choosing import Which, candidates, is_damage, nothing_left, open_checkpoint, passed_over
 from .foreign import outcomes_of_foreign, pick_foreign, without_ours
 from .report import RestoreReport
 
-__all__ = ["Which", "choose", "restore_into"]
+__all__ = ["Rename", "Which", "restore_into"]
 
-Which = int | str
 Rename = Mapping[str, str] | Callable[[str], str]
+Source = LoadedManifest | ForeignCheckpoint
 
 _log = logging.getLogger("resilio")
-
-
-def choose(catalog: Catalog, which: Which) -> CheckpointRef | None:
-    """The checkpoint meant by `which`; None if the run has none at all and the newest was asked for.
-
-    Args:
-        catalog: what the run holds.
-        which: ``"newest"`` of the lineage, or a step. A step that the lineage has is taken there; one that only an
-            abandoned branch has is taken from the newest such branch, because it was asked for by number.
-
-    Raises:
-        NoCheckpointError: no checkpoint of that step. Never falls back to another one.
-        ConfigError: `which` is neither.
-    """
-    if which == "newest":
-        if catalog.newest is None and catalog.off_lineage:
-            listed = ", ".join(str(ref) for ref in catalog.off_lineage[-20:])
-            raise NoCheckpointError(
-                f"{catalog.storage.url} has checkpoints, but none on the lineage: {listed}. Restore one of them by its "
-                f"step, or begin anew with fresh=True.",
-                url=catalog.storage.url,
-            )
-        return catalog.newest
-    if not isinstance(which, int) or isinstance(which, bool):
-        raise ConfigError(f"restore(which={which!r}): which is 'newest' or the number of a step", which=which)
-    return catalog.find(which)
 
 
 def restore_into(
@@ -82,31 +54,84 @@ def restore_into(
     only = _patterns(only)
     exclude = _patterns(exclude)
 
-    def pick() -> tuple[CheckpointInfo, LoadedManifest | ForeignCheckpoint] | None:
-        nonlocal catalog
-        catalog = discover(storage)
-        if foreign and not catalog.commits:
-            found = pick_foreign(storage, which, only, exclude, rename)
-            if found is not None:
-                return found
-        ref = choose(catalog, which)
-        if ref is None:
-            return None
-        catalog.line_of(ref)  # what the next save needs to know: must not fail once live state is another
-        manifest = load_manifest(storage, catalog.read(ref))
-        manifest.check_objects(storage)
-        # Not needed here; but what damaged this one may have damaged others, and readers by plain DCP need it.
-        manifest.read_object(storage, attempt_key(manifest.attempt, METADATA))
-        return catalog.info(ref), manifest
+    refs: Iterator[CheckpointRef] | None = None
 
-    # One rank looks and tells the others: two ranks that list a store may see two different newest checkpoints.
-    picked = ranks.from_coordinator(pick, RestoreError)
-    if picked is None:
-        return RestoreReport(found=None), catalog
-    info, source = picked
-    is_foreign = isinstance(source, ForeignCheckpoint)
+    def pick() -> tuple[tuple[CheckpointInfo, Source] | None, list[Damage]]:
+        """The next one whose records are whole, and those that were not."""
+        nonlocal catalog, refs
+        if catalog is None or refs is None:
+            catalog = discover(storage)
+            if foreign and not catalog.commits:
+                found = pick_foreign(storage, which, only, exclude, rename)
+                if found is not None:
+                    return found, []
+            refs = candidates(catalog, which)
+        bad: list[Damage] = []
+        for ref in refs:
+            try:
+                return open_checkpoint(catalog, ref), bad
+            except ResilioError as error:
+                if which != "newest" or not is_damage(error):
+                    raise
+                bad.append(passed_over(ref, error))
+        return None, bad
+
+    passed: list[Damage] = []
+    while True:
+        # One rank looks and tells the others: two ranks that list a store may see two different newest checkpoints.
+        picked, bad = ranks.from_coordinator(pick, RestoreError)
+        _warn(bad, ranks)
+        passed += bad
+        if picked is None:
+            if passed:
+                raise nothing_left(storage.url, passed)
+            return RestoreReport(found=None), catalog
+        info, source = picked
+        plan = _plan(state, source, ranks, only, exclude, rename, strict)
+        read: list[int] = []
+        try:
+            if isinstance(source, ForeignCheckpoint):
+                fill_foreign(plan.scratch, source, storage, ranks, read.append)
+            else:
+                engine.fill(plan.scratch, source, read.append)
+            break
+        except ResilioError as error:
+            # The same error on all ranks, so all of them go on to the same next one.
+            if which != "newest" or isinstance(source, ForeignCheckpoint) or not is_damage(error):
+                raise
+            bad = [passed_over(info.ref, error)]
+            _warn(bad, ranks)
+            passed += bad
+        del plan  # its scratch memory, before the next one's
+    outcomes = plan.apply(lambda failed: ranks.agree(failed, RestoreError))
+    report = RestoreReport(
+        found=info,
+        outcomes=outcomes_of_foreign(outcomes) if isinstance(source, ForeignCheckpoint) else tuple(outcomes),
+        passed_over=tuple(passed),
+        read_bytes=sum(read),
+        seconds=time.monotonic() - started,
+    )
+    if ranks.coordinator:
+        _log.info(
+            "restored step=%d generation=%d saved_world=%d world=%d seconds=%.3f read_bytes=%d passed_over=%d",
+            *(info.step, info.ref.generation, info.world, ranks.world, report.seconds, report.read_bytes, len(passed)),
+        )
+    return report, catalog
+
+
+def _plan(
+    state: TrainingState,
+    source: Source,
+    ranks: Ranks,
+    only: tuple[str, ...] | None,
+    exclude: tuple[str, ...] | None,
+    rename: Rename | None,
+    strict: bool,
+) -> RestorePlan:
+    """The plan of this rank; an error of any rank on all."""
     error: BaseException | None = None
-    plan: Any = None
+    plan = RestorePlan()
+    is_foreign = isinstance(source, ForeignCheckpoint)
     try:
         plan = plan_restore(
             state,
@@ -121,24 +146,12 @@ def restore_into(
     except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
         error = caught
     ranks.agree(error, RestoreError)
-    read: list[int] = []
-    if isinstance(source, ForeignCheckpoint):
-        fill_foreign(plan.scratch, source, storage, ranks, read.append)
-    else:
-        engine.fill(plan.scratch, source, read.append)
-    outcomes = plan.apply(lambda failed: ranks.agree(failed, RestoreError))
-    report = RestoreReport(
-        found=info,
-        outcomes=outcomes_of_foreign(outcomes) if is_foreign else tuple(outcomes),
-        read_bytes=sum(read),
-        seconds=time.monotonic() - started,
-    )
-    if ranks.coordinator:
-        _log.info(
-            "restored step=%d generation=%d saved_world=%d world=%d seconds=%.3f read_bytes=%d",
-            *(info.step, info.ref.generation, info.world, ranks.world, report.seconds, report.read_bytes),
-        )
-    return report, catalog
+    return plan
+
+
+def _warn(bad: list[Damage], ranks: Ranks) -> None:
+    for damage in bad if ranks.coordinator else ():
+        _log.warning("passed over a damaged checkpoint %s", damage)
 
 
 def _patterns(given: Iterable[str] | None) -> tuple[str, ...] | None:

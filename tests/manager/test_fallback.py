@@ -1,0 +1,185 @@
+"""A damaged newest checkpoint: all ranks take the next older whole one, and say what was passed over and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from workload import assert_same, build, rng, snapshot
+
+from resilio import CheckpointManager
+from resilio.errors import (
+    AccessDeniedError,
+    ConfigError,
+    FormatError,
+    IntegrityError,
+    MismatchError,
+    NewerFormatError,
+    ResilioError,
+    TransientError,
+)
+from resilio.storage import LocalStorage
+from resilio.testing.worlds import run_world
+
+
+def damage(run: Path, step: int, name: str, how: str) -> None:
+    """Damage an object of the checkpoint of `step`, in the middle of a tensor where it is the data."""
+    folder = next(run.glob(f"step-{step:09d}-*"))
+    path = next(run.glob(f"commits/{step:09d}-*")) if name == "commit" else folder / name
+    data = bytearray(path.read_bytes())
+    at = len(data) // 2
+    if name.endswith(".distcp"):
+        tensors = json.loads((folder / "manifest-0.json").read_bytes())["tensors"]
+        at = tensors["model.emb.weight"]["pieces"][0]["at"]
+    path.unlink()
+    if how == "flip":
+        data[at] ^= 1
+    elif how == "cut":
+        del data[at:]
+    if how != "gone":
+        path.write_bytes(data)
+
+
+def saved_steps(url: str, steps: Sequence[int]) -> dict[int, Any]:
+    job = build("single")
+    states = {}
+    with CheckpointManager(url, job.state(), mode="sync") as ckpt:
+        ckpt.restore()
+        for step in range(1, max(steps) + 1):
+            job.train_step()
+            if step in steps:
+                ckpt.save(step)
+                states[step] = snapshot(job), rng()
+    return states
+
+
+KINDS = [
+    (name, how)
+    for name in ("__0_0.distcp", "__0_0.digests", "manifest-0.json", "manifest.json", ".metadata", "commit")
+    for how in ("flip", "cut", "gone")
+    if (name, how) != ("commit", "gone")  # then it was never a checkpoint
+]
+
+
+@pytest.mark.parametrize(("name", "how"), KINDS, ids=["-".join(kind) for kind in KINDS])
+def test_the_next_older_one_is_taken_whatever_is_damaged_and_training_goes_on(tmp_path, name, how):
+    url = f"file://{tmp_path}"
+    states = saved_steps(url, (1, 2, 3))
+    damage(tmp_path, 3, name, how)
+    if name == "commit" and how == "flip":
+        path = next(tmp_path.glob("commits/000000003-*"))
+        path.write_bytes(path.read_bytes().replace(b'"step":3', b'"step":9') + b" ")
+    job = build("single", seed=7)
+    with CheckpointManager(url, job.state(), mode="sync") as ckpt:
+        report = ckpt.restore()
+        assert report.step == 2
+        (passed,) = report.passed_over
+        assert "step 3" in str(passed) and "step 3" in str(report)
+        assert_same((snapshot(job), rng()), states[2])
+        # A damaged one may be asked for by number, and then nothing else is given.
+        with pytest.raises((IntegrityError, FormatError)):
+            ckpt.restore(3)
+        assert ckpt.restore(2).step == 2
+        job.train_step()
+        ckpt.save(3)
+        assert_same(snapshot(job), states[3][0])
+    assert [(info.step, info.ref.generation) for info in ckpt.checkpoints() if info.on_lineage] == [
+        (1, 1),
+        (2, 1),
+        (3, 2),
+    ]
+
+
+def test_two_damaged_ones_are_both_passed_over_and_both_named(tmp_path):
+    url = f"file://{tmp_path}"
+    states = saved_steps(url, (1, 2, 3))
+    damage(tmp_path, 3, "__0_0.distcp", "flip")
+    damage(tmp_path, 2, "manifest.json", "gone")
+    job = build("single", seed=7)
+    with CheckpointManager(url, job.state()) as ckpt:
+        report = ckpt.restore()
+    assert report.step == 1
+    assert [str(one.facts["ref"]) for one in report.passed_over] == ["step 3 (generation 1)", "step 2 (generation 1)"]
+    assert_same((snapshot(job), rng()), states[1])
+
+
+@pytest.mark.parametrize("steps", [(1,), (1, 2)])
+def test_if_all_are_damaged_it_is_an_error_and_never_a_fresh_start(tmp_path, steps):
+    url = f"file://{tmp_path}"
+    saved_steps(url, steps)
+    for step in steps:
+        damage(tmp_path, step, "__0_0.distcp", "flip")
+    job = build("single", seed=7)
+    before = snapshot(job), rng()
+    with CheckpointManager(url, job.state()) as ckpt:
+        with pytest.raises(IntegrityError, match="none of the") as caught:
+            ckpt.restore()
+        assert all(f"step {step}" in str(caught.value) for step in steps)
+        assert_same((snapshot(job), rng()), before)
+        with pytest.raises(ResilioError, match=r"restore\(\)"):  # nor does it become one by going on
+            ckpt.save(1)
+
+
+def test_what_a_newer_resilio_wrote_is_no_damage(tmp_path):
+    url = f"file://{tmp_path}"
+    saved_steps(url, (1, 2))
+    record = next(tmp_path.glob("commits/000000002-*"))
+    record.write_bytes(record.read_bytes().replace(b'"format":1', b'"format":2'))
+    with CheckpointManager(url, build("single").state()) as ckpt, pytest.raises(NewerFormatError, match="Upgrade"):
+        ckpt.restore()
+
+
+def test_state_that_does_not_fit_is_no_damage(tmp_path):
+    url = f"file://{tmp_path}"
+    saved_steps(url, (1, 2))
+    with CheckpointManager(url, {"model": torch.nn.Linear(2, 2)}) as ckpt, pytest.raises(MismatchError):
+        ckpt.restore()
+
+
+class Unreadable(LocalStorage):
+    """A store in which this host may not, or at the moment cannot, read one object of one checkpoint."""
+
+    def __init__(self, root: str, error: type[ResilioError]) -> None:
+        super().__init__(root)
+        self._error = error
+
+    def read_into(self, key: str, ranges: Any) -> None:
+        if key.startswith("step-000000002") and key.endswith(".distcp"):
+            raise self._error(f"{key}: as planned")
+        super().read_into(key, ranges)
+
+
+def one_rank_cannot_read(rank: int, world: int, root: str, error: type[ResilioError]) -> tuple[int, list[str]]:
+    storage = Unreadable(root, error) if rank == 1 else LocalStorage(root)
+    job = build("fsdp2", rank, world, seed=7)
+    before = snapshot(job)
+    with CheckpointManager(storage, job.state()) as ckpt:
+        if error is TransientError:
+            with pytest.raises(TransientError, match="rank 1"):
+                ckpt.restore()
+            assert_same(snapshot(job), before)
+            return 0, []
+        report = ckpt.restore()
+    return report.step, [str(one) for one in report.passed_over]
+
+
+@pytest.mark.parametrize("error", [AccessDeniedError, TransientError])
+def test_one_rank_that_cannot_read_decides_for_all_unless_the_fault_may_pass(tmp_path, error):
+    saved_steps(f"file://{tmp_path}", (1, 2))
+    first, second = run_world(one_rank_cannot_read, 2, str(tmp_path), error)
+    assert first == second
+    assert first[0] == (1 if error is AccessDeniedError else 0)
+    assert all("rank 1" in one and "step 2" in one for one in first[1])
+
+
+def test_a_step_that_is_not_there_is_refused_and_the_others_are_listed(tmp_path):
+    saved_steps(f"file://{tmp_path}", (1, 2))
+    with CheckpointManager(f"file://{tmp_path}", build("single").state()) as ckpt:
+        with pytest.raises(LookupError, match=r"no checkpoint of step 5.*1, 2"):
+            ckpt.restore(5)
+        with pytest.raises(ConfigError, match="newest"):
+            ckpt.restore("latest")
