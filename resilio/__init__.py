@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from .manager import SaveHandle as SaveHandle
     from .manager import restore as restore
     from .policies import keep_all as keep_all
+    from .policies import keep_best as keep_best
     from .policies import keep_every as keep_every
     from .policies import keep_last as keep_last
+    from .policies import keep_within as keep_within
+    from .policies import save_at as save_at
     from .policies import save_every as save_every
+    from .policies import save_on_signal as save_on_signal
     from .state.extras import per_rank as per_rank
     from .state.extras import replicated as replicated
     from .state.training_state import TrainingState as TrainingState
@@ -37,13 +41,17 @@ __all__ = [
     "errors",
     "hookimpl",
     "keep_all",
+    "keep_best",
     "keep_every",
     "keep_last",
+    "keep_within",
     "open_storage",
     "per_rank",
     "replicated",
     "restore",
+    "save_at",
     "save_every",
+    "save_on_signal",
 ]
 
 # Public name -> the module that has it. What is not here is a module of that name, or the version.
@@ -54,13 +62,17 @@ _HOME = {
     "TrainingState": ".state.training_state",
     "hookimpl": ".hooks",
     "keep_all": ".policies",
+    "keep_best": ".policies",
     "keep_every": ".policies",
     "keep_last": ".policies",
+    "keep_within": ".policies",
     "open_storage": ".hooks",
     "per_rank": ".state.extras",
     "replicated": ".state.extras",
     "restore": ".manager",
+    "save_at": ".policies",
     "save_every": ".policies",
+    "save_on_signal": ".policies",
 }
 
 

@@ -82,6 +82,9 @@ class CheckpointManager:
         try:
             if mode not in ("sync", "async"):
                 raise ConfigError(f"mode={mode!r}: there are 'sync' and 'async'")
+            if not (isinstance(save, SavePolicy | None) and isinstance(keep, KeepPolicy | None)):
+                raise ConfigError(f"save={save!r}, keep={keep!r}: these are policies, such as save_every(500)")
+            self._clocks = save.clocks() if save else ()
             self._state = TrainingState.of(state)
             self._storage = open_storage(url)
         except Exception as caught:  # noqa: BLE001  told to all ranks: the others wait in the next line
@@ -206,7 +209,7 @@ class CheckpointManager:
         context = SaveContext(
             step=step,
             last_saved_step=self._latest.step if self._latest else self._last_step,
-            time_due=agreed.get("time_due", False),
+            times_due=frozenset(seconds for seconds in self._clocks if agreed.get(f"time {seconds}")),
             last=last,
         )
         reason = "last step" if last else self._save_policy.reason(context) if self._save_policy else None
@@ -340,15 +343,14 @@ class CheckpointManager:
 
     def _begin_vote(self) -> None:
         """Begin the vote that the next step will read; left out, on all ranks alike, where nothing could be decided."""
-        policy = self._save_policy
-        if not (self._pending or (policy and policy.needs_clock)):
+        if not (self._pending or self._clocks):
             return
         done = self._pending is not None and self._pending.done()
-        due = policy is not None and policy.time_due(self._clock.monotonic_s(), self._save_began_s)
+        elapsed_s = self._clock.monotonic_s() - self._save_began_s
         self._vote = Vote(
             self._ranks,
             {
-                "time_due": due,
+                **{f"time {seconds}": elapsed_s >= seconds for seconds in self._clocks},
                 "running": self._pending is not None and not done,
                 "failed": self._pending is not None and done and self._pending.exception() is not None,
             },

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from .keep import KeepDecision, KeepPolicy, decide, keep_all, keep_every, keep_last
-from .save import SaveContext, SavePolicy, save_every
+from .keep import KeepDecision, KeepPolicy, decide, keep_all, keep_best, keep_every, keep_last, keep_within
+from .parse import PolicyFactory, PolicyRegistry, parse
+from .save import SaveContext, SavePolicy, save_at, save_every, save_on_signal
 
 __all__ = [
     "KeepDecision",
     "KeepPolicy",
+    "PolicyFactory",
+    "PolicyRegistry",
     "SaveContext",
     "SavePolicy",
     "decide",
     "keep_all",
+    "keep_best",
     "keep_every",
     "keep_last",
+    "keep_within",
+    "parse",
+    "save_at",
     "save_every",
+    "save_on_signal",
 ]
