@@ -13,16 +13,18 @@ from ..engine import Engine
 from ..errors import ConfigError, LiveStateError, RanksDisagreeError, ResilioError, RestoreError, SaveError
 from ..hooks import open_storage
 from ..policies import KeepPolicy, SaveContext, SavePolicy, keep_all
-from ..ranks import Ranks, Vote, portable
+from ..ranks import Ranks, portable
 from ..records.catalog import discover
 from ..records.verify import verify_checkpoint
 from ..state.training_state import TrainingState
 from ..storage.base import Storage
 from ..types import CheckpointInfo, Damage, Mode
+from .ballot import Ballot
 from .handle import SaveHandle
 from .report import RestoreReport
 from .restoring import Rename, Which, restore_into
 from .saving import Committer, numbers
+from .signals import SignalFlags
 
 __all__ = ["CheckpointManager"]
 
@@ -79,14 +81,15 @@ class CheckpointManager:
         self._mode = mode
         self._fresh = fresh
         error: Exception | None = None
+        signals = SignalFlags(())
         try:
             if mode not in ("sync", "async"):
                 raise ConfigError(f"mode={mode!r}: there are 'sync' and 'async'")
             if not (isinstance(save, SavePolicy | None) and isinstance(keep, KeepPolicy | None)):
                 raise ConfigError(f"save={save!r}, keep={keep!r}: these are policies, such as save_every(500)")
-            self._clocks = save.clocks() if save else ()
             self._state = TrainingState.of(state)
             self._storage = open_storage(url)
+            signals = SignalFlags(save.signals if save else ())
         except Exception as caught:  # noqa: BLE001  told to all ranks: the others wait in the next line
             error = caught
         self._ranks = Ranks.connect(timeout_s)
@@ -95,7 +98,9 @@ class CheckpointManager:
             self._check_alike(repr((self._storage.url, save, mode, fresh, digest)))
         except ResilioError:
             self._ranks.close()
+            signals.close()
             raise
+        self._ballot = Ballot(self._ranks, save, self._clock, signals)
         if self._ranks.coordinator and not self._storage.capabilities.create_if_absent:
             _log.warning("store cannot create if absent: never run two managers on it url=%s", self._storage.url)
         self._engine = Engine(self._storage, self._ranks, digest)
@@ -104,7 +109,7 @@ class CheckpointManager:
         if fresh:
             self._ranks.from_coordinator(self._committer.begin_fresh)
         self._pending: SaveHandle | None = None
-        self._vote: Vote | None = None
+        self._stop = False
         self._latest: SaveHandle | None = None  # of this life, for "saving the same step twice"
         self._last_step: int | None = None  # newest step known to be on storage: restored, or acknowledged
         self._save_began_s = self._clock.monotonic_s()
@@ -117,6 +122,15 @@ class CheckpointManager:
     def next_step(self) -> int:
         """The first step to train: 1 on a new run, N + 1 after a restore of step N."""
         return (self._last_step or 0) + 1
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a signal of `save_on_signal` reached any rank: the same on all ranks at the same step, and saved
+        there.
+
+        Leave the loop when it is set; leaving the `with` waits for the save.
+        """
+        return self._stop
 
     def restore(
         self,
@@ -202,19 +216,20 @@ class CheckpointManager:
         Blocks: for a save that is due, as `mode` says; otherwise for next to nothing.
         """
         self._may_save(step)
-        agreed = self._vote.result() if self._vote else {}
-        self._vote = None
-        if self._pending and (agreed.get("failed") or not agreed.get("running", True)):
+        agreed = self._ballot.read()
+        if self._pending and (agreed.failed or not agreed.running):
             self._settle()
+        self._stop = self._stop or bool(agreed.signalled)
         context = SaveContext(
             step=step,
             last_saved_step=self._latest.step if self._latest else self._last_step,
-            times_due=frozenset(seconds for seconds in self._clocks if agreed.get(f"time {seconds}")),
+            times_due=agreed.times_due,
             last=last,
+            signalled=agreed.signalled,
         )
         reason = "last step" if last else self._save_policy.reason(context) if self._save_policy else None
         handle = self._save(step, metrics, reason) if reason else None
-        self._begin_vote()
+        self._ballot.begin(self._pending, self._save_began_s)
         return handle
 
     def save(self, step: int, *, metrics: Mapping[str, Any] | None = None) -> SaveHandle:
@@ -228,8 +243,8 @@ class CheckpointManager:
         """
         self._may_save(step)
         handle = self._save(step, metrics, "asked for")
-        self._drop_vote()
-        self._begin_vote()
+        self._ballot.drop()
+        self._ballot.begin(self._pending, self._save_began_s)
         return handle
 
     def close(self) -> None:
@@ -325,7 +340,7 @@ class CheckpointManager:
 
     def _settle(self) -> None:
         """Wait for the save in flight and raise its failure, on all ranks. Collective."""
-        self._drop_vote()
+        self._ballot.drop()
         handle = self._pending
         if handle is None:
             return
@@ -340,27 +355,6 @@ class CheckpointManager:
             raise
         self._last_step = handle.step
         self._fresh = False  # the run is this manager's own now, and may be restored from
-
-    def _begin_vote(self) -> None:
-        """Begin the vote that the next step will read; left out, on all ranks alike, where nothing could be decided."""
-        if not (self._pending or self._clocks):
-            return
-        done = self._pending is not None and self._pending.done()
-        elapsed_s = self._clock.monotonic_s() - self._save_began_s
-        self._vote = Vote(
-            self._ranks,
-            {
-                **{f"time {seconds}": elapsed_s >= seconds for seconds in self._clocks},
-                "running": self._pending is not None and not done,
-                "failed": self._pending is not None and done and self._pending.exception() is not None,
-            },
-        )
-
-    def _drop_vote(self) -> None:
-        """Take a vote that no step will read off the group, so that the next collective finds its own kind."""
-        if self._vote:
-            self._vote.result()
-            self._vote = None
 
     def _may_save(self, step: int) -> None:
         self._open()
@@ -396,7 +390,7 @@ class CheckpointManager:
 
     def _release(self) -> None:
         self._closed = True
-        self._vote = None
+        self._ballot.close()
         self._engine.close()
         self._ranks.close()
         self._storage.close()
