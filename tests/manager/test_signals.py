@@ -36,7 +36,7 @@ def train_until_signalled(rank: int, world: int, url: str, signalled: int, also_
                 stopped = step
                 break
     after = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
-    (info,) = [info for info in ckpt.checkpoints() if info.step > 2]
+    (info,) = [info for info in ckpt.checkpoints() if info.step > 3]
     return {
         "stopped": stopped,
         "saved": info.step,
