@@ -11,7 +11,6 @@ from .checks import positive_int, positive_number
 __all__ = ["all_reasons", "any_reason", "in_units", "in_words", "period_s", "steps_or_period_s"]
 
 _UNITS_S = {"days": 86_400, "hours": 3_600, "minutes": 60, "seconds": 1}
-_EXACT_BELOW = 2**53  # from here on floats skip whole numbers
 
 
 def period_s(call: str, given: timedelta | None, units: Mapping[str, float | None]) -> float:
@@ -51,10 +50,9 @@ def steps_or_period_s(call: str, steps: int | timedelta | None, units: Mapping[s
 
 def in_units(seconds: float) -> tuple[str, int | float]:
     """The largest unit in which this is a whole number: 1200 -> ("minutes", 20)."""
-    if seconds < _EXACT_BELOW:
-        for unit, unit_s in _UNITS_S.items():
-            if seconds % unit_s == 0:
-                return unit, int(seconds // unit_s)
+    for unit, unit_s in _UNITS_S.items():
+        if seconds % unit_s == 0:
+            return unit, int(seconds // unit_s)
     return "seconds", seconds
 
 
