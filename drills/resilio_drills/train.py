@@ -40,7 +40,14 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
-from resilio import CheckpointManager, TrainingState, keep_last, replicated, save_every  # resilio
+from resilio import (  # resilio
+    CheckpointManager,
+    TrainingState,
+    keep_last,
+    replicated,
+    save_every,
+    save_on_signal,
+)
 from resilio_drills.data import GlobalSampler, MicroBatch, corpus, share_of, windows
 from resilio_drills.model import GPT, GPTConfig, parameter_groups
 
@@ -256,7 +263,7 @@ def train(config: Config) -> dict[int, float]:
         CheckpointManager(  # resilio
             config.store,
             state,
-            save=save_every(config.save_every),
+            save=save_every(config.save_every) | save_on_signal("SIGTERM"),
             keep=keep_last(config.keep_last),
             mode=config.mode,
             fresh=config.fresh,
@@ -273,6 +280,9 @@ def train(config: Config) -> dict[int, float]:
             recent.append((step, loss))
             log.step(step, passes, loss, lr, is_last=step == last_step)
             ckpt.step(step, metrics={"loss": loss}, last=step == last_step)  # resilio
+            if ckpt.stop_requested:  # resilio: SIGTERM reached some rank, and all have saved this step
+                log.say(f"asked to stop: step {step} is saved")
+                break
 
     if dist.is_initialized() and not was_initialized:
         dist.destroy_process_group()
