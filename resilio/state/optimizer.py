@@ -152,8 +152,14 @@ def numbered_form(view: OptimizerView, nested: dict[str, Any]) -> dict[str, Any]
 
 def capture_optimizer(flattener: Flattener, view: OptimizerView, path: Path) -> dict[str, Any]:
     """Add an optimizer's state below `path`; returns its tree."""
+    ties: dict[int, str] = {}  # parameters may share a tensor, such as a counter that is advanced in place
     # Only what nothing but step() writes may be copied late; a scheduler writes into tensors of the groups.
     return {
-        key: flattener.add((*path, key), value, "optimizer" if key == "state" and view.stock_capture else "other")
+        key: flattener.add(
+            (*path, key),
+            value,
+            "optimizer" if key == "state" and view.stock_capture else "other",
+            ties if key == "state" else None,
+        )
         for key, value in view.nested.items()
     }

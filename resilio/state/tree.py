@@ -49,13 +49,14 @@ class Flattener:
         self.flat = FlatState()
         self._paths: set[Path] = set()
 
-    def add(self, path: Path, value: Any, kind: Kind = "other") -> Any:
+    def add(self, path: Path, value: Any, kind: Kind = "other", ties: dict[int, str] | None = None) -> Any:
         """Add all of `value` below `path`.
 
         Args:
             path: where it stands in the nested state.
             value: tensors and Python values in any nesting.
             kind: of the tensors in it.
+            ties: `id` of each tensor seen so far -> its flat key; added to. One that comes again is tied to the first.
 
         Returns:
             its tree: the same containers with a `Ref` for each leaf.
@@ -64,8 +65,12 @@ class Flattener:
             CaptureError: something in it cannot be saved exactly. Names where and what.
         """
         if isinstance(value, torch.Tensor):
+            if ties is not None and id(value) in ties:
+                return self.tie(path, ties[id(value)])
             reason = refusal(value)
             key, path = self._key(path)
+            if ties is not None:
+                ties[id(value)] = key
             if reason is not None:
                 raise CaptureError(f"{key} {reason}", key=key)
             plain = value.requires_grad or isinstance(value, torch.nn.Parameter)
@@ -75,7 +80,7 @@ class Flattener:
             return Ref(key)
         kept = type(value)
         if kept is dict or kept is OrderedDict:
-            return kept((k, self.add((*path, str(k)), v, kind)) for k, v in value.items())
+            return kept((k, self.add((*path, str(k)), v, kind, ties)) for k, v in value.items())
         if isinstance(value, Mapping) and _has_tensor(value):
             where = ".".join(map(str, path))
             raise CaptureError(
@@ -84,9 +89,9 @@ class Flattener:
                 key=where,
             )
         if kept is list and _entered(value):
-            return [self.add((*path, i), item, kind) for i, item in enumerate(value)]
+            return [self.add((*path, i), item, kind, ties) for i, item in enumerate(value)]
         if kept in (tuple, set, frozenset) and _has_tensor(value):
-            return kept([self.add((*path, i), item, kind) for i, item in enumerate(value)])
+            return kept([self.add((*path, i), item, kind, ties) for i, item in enumerate(value)])
         key, path = self._key(path)
         self.flat.values[key] = _copied(value, key)
         self.flat.paths[key] = path
