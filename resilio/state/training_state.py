@@ -271,10 +271,11 @@ def _check(name: str, held: Any) -> None:
                 f"model must be a torch module or a dict of them, not {type(below).__qualname__}", name=name
             )
         if name in _KNOWN and role == "plain":
+            way = "Leave it out if it has no state"
+            if name == "dataloader" and hasattr(below, "sampler"):
+                way += "; if its sampler has one, pass the sampler"
             raise ConfigError(
-                f"{name} has no state_dict and load_state_dict: {type(below).__qualname__}. Leave it out if it has no "
-                f"state",
-                name=name,
+                f"{name} has no state_dict and load_state_dict: {type(below).__qualname__}. {way}", name=name
             )
         if isinstance(held, PerRank) and role in ("module", "optimizer"):
             raise ConfigError(
