@@ -125,10 +125,10 @@ class CheckpointManager:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a signal of `save_on_signal` reached any rank: the same on all ranks at the same step, and saved
-        there.
+        """Whether a signal of `save_on_signal` reached any rank: the same on all ranks at the same step.
 
-        Leave the loop when it is set; leaving the `with` waits for the save.
+        That step is saved, unless the policy joined the signal to something else by `&`. Leave the loop when it is set;
+        leaving the `with` waits for the save.
         """
         return self._stop
 
