@@ -50,6 +50,12 @@ class CheckpointInfo:
         """Optimizer steps completed."""
         return self.ref.step
 
+    def __repr__(self) -> str:
+        size = [] if self.size_bytes is None else [f"{self.size_bytes:,} bytes"]
+        off = [] if self.on_lineage else ["off the lineage"]
+        metrics = [f"{name!r}: {value:.6g}" for name, value in self.metrics.items()]
+        return f"<CheckpointInfo {', '.join([str(self.ref), f'{self.world} rank(s)', *size, *off, *metrics])}>"
+
 
 @dataclass(frozen=True)
 class Damage:

@@ -19,6 +19,7 @@ from ..records.verify import verify_checkpoint
 from ..state.training_state import TrainingState
 from ..storage.base import Storage
 from ..types import CheckpointInfo, Damage, Mode
+from .arguments import check_alike
 from .ballot import Ballot
 from .handle import SaveHandle
 from .report import RestoreReport
@@ -52,6 +53,7 @@ class CheckpointManager:
             the checkpoint is committed.
         fresh: begin anew over whatever the run holds; its checkpoints stay, off the new lineage.
         digest: of whole objects: ``xxh3_128``, ``crc32``, or ``sha256`` where tampering must be evident.
+        progress: whether rank 0 draws a bar on stderr when a restore takes long; None: if that is a terminal.
         timeout_s: how long a rank waits for the others in a collective of ours.
         clock: the machine's, unless a test says otherwise.
 
@@ -73,6 +75,7 @@ class CheckpointManager:
         mode: Mode = "async",
         fresh: bool = False,
         digest: str = "xxh3_128",
+        progress: bool | None = None,
         timeout_s: float = 1800.0,
         clock: Clock | None = None,
     ) -> None:
@@ -80,6 +83,7 @@ class CheckpointManager:
         self._save_policy = save
         self._mode = mode
         self._fresh = fresh
+        self._progress = progress
         error: Exception | None = None
         signals = SignalFlags(())
         try:
@@ -95,7 +99,7 @@ class CheckpointManager:
         self._ranks = Ranks.connect(timeout_s)
         try:
             self._ranks.agree(error)
-            self._check_alike(repr((self._storage.url, save, mode, fresh, digest)))
+            check_alike(self._ranks, self._storage, repr((self._storage.url, save, mode, fresh, digest)))
         except ResilioError:
             self._ranks.close()
             signals.close()
@@ -186,6 +190,7 @@ class CheckpointManager:
                 exclude=exclude,
                 rename=rename,
                 strict=strict,
+                progress=self._progress,
             )
         except LiveStateError as error:
             self._mixture = error
@@ -262,6 +267,11 @@ class CheckpointManager:
             self._settle()
         finally:
             self._release()
+
+    def __repr__(self) -> str:
+        now = "closed" if self._closed else self._latest or f"next step {self.next_step}"
+        rank = f"rank {self._ranks.rank} of {self._ranks.world}"
+        return f"<CheckpointManager {self._storage.url} {self._mode}, {rank}, {now}>"
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -370,18 +380,6 @@ class CheckpointManager:
             raise ConfigError(
                 f"step {step} after step {newest}: steps only grow. To go back, restore(which=…) an older step.",
                 step=step,
-            )
-
-    def _check_alike(self, mine: str) -> None:
-        told = self._ranks.gather(mine)
-        for rank, theirs in enumerate(told):
-            if theirs != told[0]:
-                raise ConfigError(
-                    f"rank {rank} was given other arguments than rank 0: {theirs} against {told[0]}", rank=rank
-                )
-        if self._ranks.world > 1 and not self._storage.capabilities.shared:
-            raise ConfigError(
-                f"{self._storage.url} lives in one process; {self._ranks.world} ranks need a shared store"
             )
 
     def _open(self) -> None:

@@ -27,6 +27,7 @@ def restore(
     exclude: Iterable[str] | None = None,
     rename: Rename | None = None,
     strict: bool = True,
+    progress: bool | None = None,
     timeout_s: float = 1800.0,
 ) -> RestoreReport:
     """Restore `state` from a run that this process does not write to: for evaluation, fine-tuning, export.
@@ -46,6 +47,7 @@ def restore(
         exclude: the same.
         rename: the same.
         strict: the same.
+        progress: whether rank 0 draws a bar on stderr if the read takes long; None: if that is a terminal.
         timeout_s: how long a rank waits for the others.
 
     Raises:
@@ -78,6 +80,7 @@ def restore(
             rename=rename,
             strict=strict,
             foreign=True,
+            progress=progress,
         )
         if report.found is None:
             raise NoCheckpointError(f"{storage.url} has no checkpoint to restore from", url=storage.url)

@@ -33,6 +33,13 @@ class RestoreReport:
         """Optimizer steps completed; 0 for a new run."""
         return self.found.step if self.found else 0
 
+    def __repr__(self) -> str:
+        parts = ["no checkpoint: a new run"]
+        if self.found is not None:
+            parts = [str(self.found.ref), *(f"{one.component} {one.how}" for one in self.outcomes)]
+        passed = [f"{len(self.passed_over)} passed over"] if self.passed_over else []
+        return f"<RestoreReport {', '.join([*parts, *passed])}>"
+
     def __str__(self) -> str:
         if self.found is None:
             return "no checkpoint: a new run"

@@ -13,11 +13,13 @@ from ..records.catalog import Catalog, discover
 from ..records.manifest import LoadedManifest
 from ..state.plan import RestorePlan
 from ..state.restore import plan_restore
+from ..state.tensors import local as local_tensor
 from ..state.training_state import TrainingState
 from ..storage.base import Storage
 from ..types import CheckpointInfo, CheckpointRef, Damage
 from .choosing import Which, candidates, is_damage, nothing_left, open_checkpoint, passed_over
 from .foreign import outcomes_of_foreign, pick_foreign, without_ours
+from .progress import ReadProgress
 from .report import RestoreReport
 
 __all__ = ["Rename", "Which", "restore_into"]
@@ -40,10 +42,12 @@ def restore_into(
     rename: Rename | None,
     strict: bool,
     foreign: bool = False,
+    progress: bool | None = None,
 ) -> tuple[RestoreReport, Catalog | None]:
     """Restore `state`; return the report and, on rank 0, what the run held when the choice was made.
 
-    `foreign`: where there is no run, a checkpoint of plain DCP at the root of the storage will do.
+    `foreign`: where there is no run, a checkpoint of plain DCP at the root of the storage will do. `progress`: whether
+    rank 0 may draw a bar; None: if stderr is a terminal.
 
     Ranks: all; collective on both groups.
     Blocks: until all ranks have applied, or all have raised.
@@ -88,12 +92,14 @@ def restore_into(
             return RestoreReport(found=None), catalog
         info, source = picked
         plan = _plan(state, source, ranks, only, exclude, rename, strict)
-        read: list[int] = []
+        needed_bytes = sum(local_tensor(tensor).nbytes for tensor in plan.scratch.values())
+        bar = ReadProgress(f"restoring step {info.step}", needed_bytes, progress if ranks.coordinator else False)
         try:
-            if isinstance(source, ForeignCheckpoint):
-                fill_foreign(plan.scratch, source, storage, ranks, read.append)
-            else:
-                engine.fill(plan.scratch, source, read.append)
+            with bar as read:
+                if isinstance(source, ForeignCheckpoint):
+                    fill_foreign(plan.scratch, source, storage, ranks, read)
+                else:
+                    engine.fill(plan.scratch, source, read)
             break
         except ResilioError as error:
             # The same error on all ranks, so all of them go on to the same next one.
@@ -108,7 +114,7 @@ def restore_into(
         found=info,
         outcomes=outcomes_of_foreign(outcomes) if isinstance(source, ForeignCheckpoint) else tuple(outcomes),
         passed_over=tuple(passed),
-        read_bytes=sum(read),
+        read_bytes=bar.done_bytes,
         seconds=time.monotonic() - started,
     )
     if ranks.coordinator:

@@ -135,6 +135,9 @@ class TrainingState:
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 
+    def __repr__(self) -> str:
+        return f"<TrainingState {', '.join([*self._values, *(['rng'] if self.rng else [])])}>"
+
     def parts(self) -> list[Part]:
         """The parts in the order they are captured: modules first, for optimizers are named after them."""
         found: list[Part] = []
