@@ -12,9 +12,10 @@ from ..errors import FormatError, IntegrityError, NoCheckpointError, NotFoundErr
 from ..storage.base import Storage
 from ..types import CheckpointInfo, CheckpointRef, Damage
 from . import keys, schema
+from .commits import find_commit, list_pins
 from .values import decode_metrics
 
-__all__ = ["Catalog", "RecordCache", "discover", "list_generations", "read_commit"]
+__all__ = ["Catalog", "RecordCache", "discover", "list_generations", "read_generation"]
 
 # Commit records never change, so a manager may keep those it has read from one discovery to the next.
 RecordCache = dict[CheckpointRef, schema.CommitRecord]
@@ -27,12 +28,17 @@ class Catalog:
     A record whose attempt has no manifest is listed here all the same (telling them apart takes a listing of every
     attempt); whoever chooses one must find its manifest before it counts.
 
+    A checkpoint whose commit record was deleted while somebody pinned it is there as long as its manifest is: the pin
+    stands in for the record. It is off the lineage whatever it was before, and since pins are not looked at in
+    discovery it is in none of the lists below; `find`, `read`, `pinned` and `checkpoints` know it.
+
     Attributes:
         storage: where it was read.
         lineage: checkpoints that count, oldest to newest.
         off_lineage: checkpoints that a newer branch left behind, by generation and step; never chosen by themselves.
         generations: numbers of all generations, also those that never committed, ascending.
         record: record of the newest generation that has a commit, None if nothing was ever committed.
+        stored_s: key of a commit or generation record -> when the store says it was written; none where it says not.
     """
 
     storage: Storage
@@ -41,6 +47,7 @@ class Catalog:
     generations: list[int] = field(default_factory=list)
     record: schema.GenerationRecord | None = None
     cache: RecordCache = field(default_factory=dict, repr=False)
+    stored_s: dict[str, float] = field(default_factory=dict, repr=False)
     _lines: dict[CheckpointRef, list[CheckpointRef]] = field(default_factory=dict, repr=False)
 
     @property
@@ -58,33 +65,60 @@ class Catalog:
         """All checkpoints, on the lineage and off it, by generation and step."""
         return sorted([*self.lineage, *self.off_lineage])
 
+    @property
+    def now_s(self) -> float | None:
+        """When the store says the newest commit was written: the newest moment that is sure to have come.
+
+        None where there is none, or the store does not tell.
+        """
+        return self.stored_s.get(keys.commit_key(self.newest)) if self.newest else None
+
+    def pinned(self) -> list[CheckpointRef]:
+        """Checkpoints for whose commit record a pin stands in, by generation and step. Looks anew, at pins only."""
+        there = set(self.commits)
+        found = []
+        for ref in sorted({pin.ref for pin in list_pins(self.storage)} - there):
+            try:
+                attempt = find_commit(self.storage, ref).attempt
+            except (NotFoundError, FormatError):
+                continue
+            if self.storage.exists(keys.attempt_key(attempt, keys.MANIFEST)):
+                found.append(ref)
+        return found
+
     def find(self, step: int) -> CheckpointRef:
-        """The checkpoint of `step`: the newest such on the lineage, else the newest off it.
+        """The checkpoint of `step`: the newest such on the lineage, else off it, else one that only a pin holds.
 
         Raises:
             NoCheckpointError: there is none.
         """
-        for refs in (self.lineage, self.off_lineage):
-            found = [ref for ref in refs if ref.step == step]
-            if found:
-                return found[-1]
+
+        def of_step(refs: list[CheckpointRef]) -> list[CheckpointRef]:
+            return [ref for ref in refs if ref.step == step]
+
+        found = of_step(self.lineage) or of_step(self.off_lineage) or of_step(self.pinned())
+        if found:
+            return found[-1]
         have = ", ".join(str(ref.step) for ref in self.lineage[-10:]) or "none"
         raise NoCheckpointError(f"{self.storage.url}: no checkpoint of step {step}; newest steps: {have}", step=step)
 
     def read(self, ref: CheckpointRef) -> schema.CommitRecord:
-        """The commit record of `ref`.
+        """The commit record of `ref`, or what a pin holds of it.
 
         Raises:
-            NotFoundError: it is gone by now.
+            NotFoundError: it is gone by now, and no pin stands in.
             FormatError: it cannot be understood, or is not the record of `ref`.
         """
         if ref not in self.cache:
-            self.cache[ref] = read_commit(self.storage, ref)
+            self.cache[ref] = find_commit(self.storage, ref)
         return self.cache[ref]
 
     def info(self, ref: CheckpointRef) -> CheckpointInfo:
         """What its commit record says of `ref`. Raises as `read` does."""
-        record = self.read(ref)
+        return self.info_of(ref, self.read(ref))
+
+    def info_of(self, ref: CheckpointRef, record: schema.CommitRecord) -> CheckpointInfo:
+        """What `record`, its commit record, says of `ref`."""
         return CheckpointInfo(
             ref=ref,
             attempt=record.attempt,
@@ -99,10 +133,10 @@ class Catalog:
     def checkpoints(self) -> tuple[list[CheckpointInfo], list[Damage]]:
         """All checkpoints, off the lineage first, then oldest to newest; and the commit records that cannot be read.
 
-        A record that was deleted since the discovery is left out.
+        A record that was deleted since the discovery is left out, unless a pin stands in.
         """
         infos, damaged = [], []
-        for ref in [*self.off_lineage, *self.lineage]:
+        for ref in [*sorted([*self.off_lineage, *self.pinned()]), *self.lineage]:
             try:
                 infos.append(self.info(ref))
             except NotFoundError:
@@ -122,7 +156,7 @@ class Catalog:
         if ref in self.lineage:
             return self.lineage[: self.lineage.index(ref) + 1]
         if ref not in self._lines:
-            own = _line(self.commits, _read_generation(self.storage, ref.generation))
+            own = _line(self.commits, read_generation(self.storage, ref.generation))
             self._lines[ref] = [one for one in own if one.generation < ref.generation or one.step <= ref.step]
         return self._lines[ref]
 
@@ -142,16 +176,19 @@ def discover(storage: Storage, cache: RecordCache | None = None) -> Catalog:
     """
     cache = {} if cache is None else cache
     # Commits first: a generation is made before its first commit, so every commit found has its generation listed.
-    commits = sorted(ref for info in storage.list(keys.COMMITS) if (ref := keys.parse_commit(info.key)))
-    generations = list_generations(storage)
+    commit_infos, generation_infos = list(storage.list(keys.COMMITS)), list(storage.list(keys.GENERATIONS))
+    commits = sorted(ref for info in commit_infos if (ref := keys.parse_commit(info.key)))
+    generations = sorted(n for info in generation_infos if (n := keys.parse_generation(info.key)))
+    stored_s = {i.key: i.modified_s for i in [*commit_infos, *generation_infos] if i.modified_s is not None}
     for gone in cache.keys() - set(commits):
         del cache[gone]
     if not commits:
-        return Catalog(storage, generations=generations, cache=cache)
-    record = _read_generation(storage, commits[-1].generation)
+        return Catalog(storage, generations=generations, cache=cache, stored_s=stored_s)
+    record = read_generation(storage, commits[-1].generation)
     lineage = _line(commits, record)
     on = set(lineage)
-    return Catalog(storage, lineage, [ref for ref in commits if ref not in on], generations, record, cache)
+    off = [ref for ref in commits if ref not in on]
+    return Catalog(storage, lineage, off, generations, record, cache, stored_s)
 
 
 def list_generations(storage: Storage) -> list[int]:
@@ -165,7 +202,13 @@ def _line(commits: list[CheckpointRef], record: schema.GenerationRecord) -> list
     return [ref for ref in ancestors if ref in there] + [r for r in commits if r.generation == record.generation]
 
 
-def _read_generation(storage: Storage, generation: int) -> schema.GenerationRecord:
+def read_generation(storage: Storage, generation: int) -> schema.GenerationRecord:
+    """The record of a generation.
+
+    Raises:
+        IntegrityError: there is none.
+        FormatError: it cannot be understood, or is not the record of `generation`.
+    """
     key = keys.generation_key(generation)
     where = f"{storage.url}: {key}"
     try:
@@ -180,23 +223,4 @@ def _read_generation(storage: Storage, generation: int) -> schema.GenerationReco
     named = [*record.ancestors, *([record.parent] if record.parent else [])]
     if record.generation != generation or any(a.generation >= generation for a in named):
         raise FormatError(f"{where} contradicts its own name or names later generations as ancestors", key=key)
-    return record
-
-
-def read_commit(storage: Storage, ref: CheckpointRef) -> schema.CommitRecord:
-    """The commit record of `ref`, from storage.
-
-    Raises:
-        NotFoundError: there is none.
-        FormatError: it cannot be understood, or is not the record of `ref`.
-    """
-    key = keys.commit_key(ref)
-    where = f"{storage.url}: {key}"
-    record = schema.decode(storage.get(key), schema.CommitRecord, where)
-    if (record.generation, record.step) != (ref.generation, ref.step) or keys.parse_attempt(record.attempt) != ref:
-        raise FormatError(
-            f"{where} says step {record.step}, generation {record.generation}, folder {record.attempt!r}: not what its "
-            "name says; it was copied, edited or damaged",
-            key=key,
-        )
     return record

@@ -32,12 +32,15 @@ __all__ = [
     "digests_name",
     "generation_key",
     "holds",
+    "lease_key",
     "object_key",
     "parse_attempt",
     "parse_commit",
     "parse_data_name",
     "parse_generation",
+    "parse_hold",
     "part_name",
+    "pin_key",
     "split_attempt_key",
     "stem",
 ]
@@ -65,6 +68,7 @@ _MAX_RANK = 10_000_000
 _COMMIT = re.compile(r"commits/([0-9]{9})-g([0-9]{6})\.json")
 _GENERATION = re.compile(r"generations/([0-9]{6})\.json")
 _ATTEMPT = re.compile(r"step-([0-9]{9})-g([0-9]{6})-([0-9a-f]{4,32})")
+_HOLD = re.compile(r"(pins/|leases/)([0-9]{9})-g([0-9]{6})-[0-9a-f]{4,32}\.json")
 _SUFFIX = re.compile(r"[0-9a-f]{4,32}")
 _DATA = re.compile(r"__(0|[1-9][0-9]{0,7})_(0|[1-9][0-9]{0,8})\.distcp")
 
@@ -107,9 +111,7 @@ def attempt_name(step: int, generation: int, suffix: str) -> str:
 
     `suffix` is 4 to 32 hex digits, new for each attempt.
     """
-    if not _SUFFIX.fullmatch(suffix):
-        raise ConfigError(f"an attempt's suffix is 4 to 32 lower-case hex digits, not {suffix!r}", suffix=suffix)
-    return f"{STEP_PREFIX}{stem(CheckpointRef(generation, step))}-{suffix}"
+    return f"{STEP_PREFIX}{stem(CheckpointRef(generation, step))}-{_suffix(suffix)}"
 
 
 def parse_attempt(name: str) -> CheckpointRef | None:
@@ -176,9 +178,31 @@ def object_key(attempt: str, name: str, where: str) -> str:
         ) from error
 
 
+def pin_key(ref: CheckpointRef, suffix: str) -> str:
+    """Key of a pin: `pins/000004000-g000007-7f3a.json`. `suffix` as for an attempt."""
+    return f"{PINS}{stem(ref)}-{_suffix(suffix)}.json"
+
+
+def lease_key(ref: CheckpointRef, suffix: str) -> str:
+    """Key of a lease: `leases/000004000-g000007-7f3a.json`. `suffix` as for an attempt."""
+    return f"{LEASES}{stem(ref)}-{_suffix(suffix)}.json"
+
+
+def parse_hold(key: str) -> CheckpointRef | None:
+    """The checkpoint that the pin or lease of this key holds, None if it is no such key."""
+    found = _HOLD.fullmatch(key)
+    return _ref(found[2], found[3]) if found else None
+
+
 def holds(key: str, ref: CheckpointRef) -> bool:
     """Whether a pin, lease or quarantine object of this key is about `ref`: its base name starts with the stem."""
     return key.rpartition("/")[2].startswith(stem(ref))
+
+
+def _suffix(suffix: str) -> str:
+    if not _SUFFIX.fullmatch(suffix):
+        raise ConfigError(f"a suffix is 4 to 32 lower-case hex digits, not {suffix!r}", suffix=suffix)
+    return suffix
 
 
 def _g(generation: int) -> str:

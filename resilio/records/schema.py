@@ -14,14 +14,17 @@ from ..errors import FormatError, NewerFormatError
 
 __all__ = [
     "FORMAT",
+    "LEASE_LIMIT_S",
     "CommitRecord",
     "GenerationRecord",
+    "LeaseRecord",
     "Manifest",
     "ManifestPart",
     "ObjectRecord",
     "ParentRef",
     "PartRef",
     "Piece",
+    "PinRecord",
     "RunRecord",
     "TensorRecord",
     "decode",
@@ -29,6 +32,7 @@ __all__ = [
 ]
 
 FORMAT = 1
+LEASE_LIMIT_S = 2_678_400  # 31 days: no lease is longer, so that a damaged one cannot hold for ever
 
 Step = Annotated[int, msgspec.Meta(ge=0, le=999_999_999)]
 Generation = Annotated[int, msgspec.Meta(ge=1, le=999_999)]
@@ -85,6 +89,40 @@ class CommitRecord(msgspec.Struct, kw_only=True):
     metrics: dict[str, float | str] = {}  # non-finite ones as "nan", "inf", "-inf": JSON has no such numbers
     reasons: list[str] = []
     versions: dict[str, str] = {}
+
+
+class PinRecord(msgspec.Struct, kw_only=True):
+    """`pins/<step>-g<generation>-<hex>.json`: a person's reason to keep a checkpoint, and a copy of its commit record.
+
+    `commit` is the text of the commit record, byte for byte: it stands in for the record where a sweep had deleted
+    that before it saw the pin.
+    """
+
+    format: int
+    step: Step
+    generation: Generation
+    because: str
+    commit: str
+    host: str = ""
+    pid: int = 0
+    time_s: float = 0.0
+
+
+class LeaseRecord(msgspec.Struct, kw_only=True):
+    """`leases/<step>-g<generation>-<hex>.json`: a reader's reason to keep a checkpoint, for `ttl_s` seconds.
+
+    They count from the moment the store says the object was written; `time_s` is the reader's clock, which counts only
+    where the store does not tell.
+    """
+
+    format: int
+    step: Step
+    generation: Generation
+    ttl_s: Annotated[float, msgspec.Meta(ge=0, le=LEASE_LIMIT_S)]
+    owner: str = ""
+    host: str = ""
+    pid: int = 0
+    time_s: float = 0.0
 
 
 class ObjectRecord(msgspec.Struct, kw_only=True):

@@ -8,7 +8,7 @@ from ..errors import FormatError, IntegrityError, NoCheckpointError, NotFoundErr
 from ..storage.base import Storage
 from ..types import CheckpointRef, Damage
 from . import keys
-from .catalog import read_commit
+from .commits import find_commit
 from .digests import BLOCK_SIZE, DIGEST_SIZE, block_count, digester_for, verify_blocks
 from .manifest import LoadedManifest, PlacedPiece, load_manifest
 
@@ -36,12 +36,12 @@ def verify_checkpoint(storage: Storage, ref: CheckpointRef, progress: Progress |
         What is damaged; empty if all is well.
 
     Raises:
-        NoCheckpointError: there is no commit record of `ref`.
+        NoCheckpointError: there is no commit record of `ref`, nor a pin that stands in for it.
         StorageError: the store failed: nothing is known.
     """
     where = keys.commit_key(ref)
     try:
-        commit = read_commit(storage, ref)
+        commit = find_commit(storage, ref)
         where = keys.attempt_key(commit.attempt, keys.MANIFEST)
         manifest = load_manifest(storage, commit)
     except NotFoundError as error:
