@@ -6,21 +6,20 @@ a checkpoint or visibly none. Every deletion is of literal keys that were listed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from .. import failpoints
-from ..errors import ConfigError, FormatError, NotFoundError, StorageError
-from ..storage.base import Incomplete, Storage
-from ..types import CheckpointInfo, CheckpointRef
+from ..clock import Clock, SystemClock
+from ..errors import ConfigError, StorageError
+from ..storage.base import Storage
+from ..types import CheckpointRef
 from . import keys
-from .catalog import Catalog, RecordCache, discover, list_generations
+from .catalog import RecordCache, list_generations
+from .fates import OFF_LINEAGE_S, Fate, Keep, Looked, look
+from .holds import Holds
 
 __all__ = ["Keep", "SweepReport", "sweep"]
-
-# The checkpoints of the lineage, oldest to newest -> those with a reason to live, and the reasons.
-# As `policies.decide(...).kept` says it.
-Keep = Callable[[list[CheckpointInfo]], Mapping[CheckpointRef, str]]
 
 
 @dataclass
@@ -28,21 +27,25 @@ class SweepReport:
     """What a sweep did.
 
     Attributes:
-        deleted: checkpoints that are no more; from the deletion of their record on, even if the rest failed.
-        kept: checkpoints of the lineage that stay -> why.
+        deleted: checkpoints that are no more -> why; from the deletion of their record on, even if the rest failed.
+        kept: checkpoints that stay -> why; those off the lineage included.
         attempts: leftover attempts that were removed.
         records: commit records without an attempt that were removed.
+        leases: leases that had run out long ago and were removed.
         failed: what could not be deleted or read, and why. The next sweep tries again.
-        unfinished: attempts whose deletion was begun and failed: garbage, to be passed as `failed` to the next sweep.
+        unfinished: attempts that are garbage and still there: to be passed as `failed` to the next sweep.
+        refused: why nothing of the lineage was deleted although no policy kept anything; None if that is not so.
         fenced_by: a newer generation that appeared; the sweep stopped there.
     """
 
-    deleted: list[CheckpointRef] = field(default_factory=list)
+    deleted: dict[CheckpointRef, str] = field(default_factory=dict)
     kept: dict[CheckpointRef, str] = field(default_factory=dict)
     attempts: list[str] = field(default_factory=list)
     records: list[CheckpointRef] = field(default_factory=list)
+    leases: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
+    refused: str | None = None
     fenced_by: int | None = None
 
 
@@ -54,30 +57,54 @@ def sweep(
     failed: Collection[str] = (),
     begun: Collection[str] | None = None,
     cache: RecordCache | None = None,
+    clock: Clock | None = None,
+    abandoned_after_s: float = OFF_LINEAGE_S,
 ) -> SweepReport:
-    """Delete checkpoints of the lineage without a reason to live, and leftovers.
+    """Delete checkpoints without a reason to live, and leftovers.
 
-    Stays, whatever `keep` says: the newest of the lineage and the newest that is not quarantined; what a pin or lease
-    names; what is off the lineage; names that are not ours. An attempt without a record is a leftover if its generation
-    is older, or if it is in `failed`, or bears our number without being ours; another one of our own may be in flight,
-    and those of a newer generation are not ours.
+    Of the lineage stays, whatever `keep` says: the newest, and the newest that is not quarantined; all of it, if `keep`
+    says nothing of any. Off the lineage, what was left less than `abandoned_after_s` ago, or for a branch of fewer than
+    two sound checkpoints. And always what a pin or an unexpired lease names, and names that are not ours. An attempt
+    without a record is a leftover if its generation is older, or if it is in `failed`, or bears our number without
+    being ours; another one of our own may be in flight, and those of a newer generation are not ours.
 
     Ranks: rank 0.
 
     Args:
         storage: the run's.
-        keep: the pure decision.
+        keep: the pure decision about the lineage. Only what policies say: a reason that is always given (such as the
+            one for the newest) would hide that they say nothing.
         generation: the caller's own; it must be the newest and have an acknowledged commit, else nothing is done.
         failed: attempts of the caller that failed before their commit was sent.
         begun: all attempts that the caller began in this generation. Others that bear its number are those of a manager
             that died, or will be fenced, before it could take the number: leftovers. None: there are none such.
         cache: commit records read before.
+        clock: judges leases where the store does not tell times.
+        abandoned_after_s: how long a checkpoint lives after the lineage left it, by the store's clock.
 
     Raises:
-        StorageError: the store could not be listed. Failed deletions are reported, not raised.
+        StorageError: the store could not be looked at; nothing was deleted. Failed deletions are reported, not raised.
         IntegrityError, FormatError: the generation record is missing or not readable; nothing was deleted.
     """
-    return _Sweep(storage, generation, SweepReport(), begun).run(keep, failed, cache)
+    clock = clock or SystemClock()
+    looked = look(
+        storage,
+        keep,
+        generation=generation,
+        failed=failed,
+        begun=begun,
+        cache=cache,
+        clock=clock,
+        abandoned_after_s=abandoned_after_s,
+    )
+    report = SweepReport()
+    if looked.catalog.newest_generation > generation:
+        report.fenced_by = looked.catalog.newest_generation
+    if not looked.idle:
+        _Sweep(storage, generation, looked, clock, report).run()
+        there = looked.folders.keys() | looked.dangling.keys()
+        report.unfinished += sorted(there & set(failed) - set(report.attempts))
+    return report
 
 
 class _Fenced(Exception):
@@ -88,133 +115,65 @@ class _Fenced(Exception):
 class _Sweep:
     storage: Storage
     generation: int
+    looked: Looked
+    clock: Clock
     report: SweepReport
-    begun: Collection[str] | None
-    folders: dict[str, list[str]] = field(default_factory=dict)  # attempt -> keys
-    dangling: dict[str, list[Incomplete]] = field(default_factory=dict)  # attempt -> uploads never published
 
-    def run(self, keep: Keep, failed: Collection[str], cache: RecordCache | None) -> SweepReport:
-        # This order: an attempt listed now whose commit is not listed afterwards had none.
-        self._list_attempts()
-        catalog = discover(self.storage, cache)
-        if catalog.newest_generation > self.generation:
-            self.report.fenced_by = catalog.newest_generation
-            return self.report
-        if catalog.record is None or catalog.record.generation != self.generation:
-            return self.report  # nothing committed yet: who we go on from is not settled
-        infos, absent, unread = self._split(catalog)
-        victims = self._victims(catalog, infos, keep)
-        committed = {catalog.cache[ref].attempt for ref in catalog.commits if ref in catalog.cache}
-        leftovers = [name for name in self._all_attempts() if self._is_leftover(name, committed, unread, failed)]
+    def run(self) -> None:
+        self.report.failed += self.looked.failed
+        self.report.refused = self.looked.refused
+        self.report.kept = {
+            fate.ref: fate.why for fate in self.looked.fates if fate.kind == "checkpoint" and not fate.goes
+        }
         failpoints.hit("sweep.begin")
+        deeds = {"checkpoint": self._delete_checkpoint, "record": self._delete_record, "attempt": self._delete_attempt}
         try:
-            for info in victims:
-                self._delete_checkpoint(info)
-            for ref in absent:
-                self._delete_record_alone(ref, catalog)
-            for name in leftovers:
-                self._delete_leftover(name)
+            for fate in self.looked.fates:
+                if fate.goes:
+                    deeds[fate.kind](fate)
         except _Fenced:
-            pass
-        return self.report
+            return
+        if self._delete(self.looked.leases):
+            self.report.leases = self.looked.leases
 
-    def _list_attempts(self) -> None:
-        for info in self.storage.list(keys.STEP_PREFIX):
-            found = keys.split_attempt_key(info.key)
-            if found:
-                self.folders.setdefault(found[0], []).append(info.key)
-        for item in self.storage.incomplete(keys.STEP_PREFIX):
-            found = keys.split_attempt_key(item.key)
-            if found:
-                self.dangling.setdefault(found[0], []).append(item)
-
-    def _all_attempts(self) -> list[str]:
-        return sorted(self.folders.keys() | self.dangling.keys())
-
-    def _split(self, catalog: Catalog) -> tuple[list[CheckpointInfo], list[CheckpointRef], set[CheckpointRef]]:
-        """Whole checkpoints of the lineage, records whose attempt has no manifest, records that cannot be read."""
-        infos: list[CheckpointInfo] = []
-        absent: list[CheckpointRef] = []
-        unread: set[CheckpointRef] = set()
-        for ref in [*catalog.off_lineage, *catalog.lineage]:
-            try:
-                info = catalog.info(ref)
-            except NotFoundError:
-                continue
-            except (FormatError, StorageError) as error:
-                unread.add(ref)
-                self._failed(keys.commit_key(ref), error)
-                continue
-            if keys.attempt_key(info.attempt, keys.MANIFEST) not in self.folders.get(info.attempt, ()):
-                absent.append(ref)
-            elif info.on_lineage:
-                infos.append(info)
-        return infos, absent, unread
-
-    def _victims(self, catalog: Catalog, infos: list[CheckpointInfo], keep: Keep) -> list[CheckpointInfo]:
-        quarantined = [info.key for info in self.storage.list(keys.QUARANTINE)]
-        sound = [info for info in infos if not any(keys.holds(key, info.ref) for key in quarantined)]
-        spared: dict[CheckpointRef, str] = {ref: why for ref, why in keep(infos).items() if why}
-        for refs, why in (
-            ([catalog.newest] if catalog.newest else [], "newest of the lineage"),
-            ([info.ref for info in infos], "newest that is whole"),
-            ([info.ref for info in sound], "newest that is not quarantined"),
-        ):
-            if refs:
-                spared.setdefault(refs[-1], why)
-        self.report.kept = {info.ref: spared[info.ref] for info in infos if info.ref in spared}
-        return [info for info in infos if info.ref not in spared]
-
-    def _is_leftover(self, name: str, committed: set[str], unread: set[CheckpointRef], failed: Collection[str]) -> bool:
-        ref = keys.parse_attempt(name)
-        if ref is None or name in committed or ref in unread:
-            return False
-        if ref.generation != self.generation:
-            return ref.generation < self.generation
-        return name in failed or (self.begun is not None and name not in self.begun)
-
-    def _delete_checkpoint(self, info: CheckpointInfo) -> None:
-        holder = self._holder(info.ref)
+    def _delete_checkpoint(self, fate: Fate) -> None:
+        assert fate.attempt is not None
+        holder = self._holder(fate.ref)
         if holder:
-            self.report.kept[info.ref] = holder
+            self.report.kept[fate.ref] = holder
             return
-        if not self._delete([keys.commit_key(info.ref)]):
+        if not self._delete([keys.commit_key(fate.ref)]):
             return
-        self.report.deleted.append(info.ref)
+        self.report.deleted[fate.ref] = fate.why
         failpoints.hit("sweep.record_deleted")
-        if self._holder(info.ref):
-            return  # a reader or a pin came between; it holds the record's bytes, and the data must stay
-        if not self._delete_folder(info.attempt):
-            self.report.unfinished.append(info.attempt)
+        # A reader or a pin may have come between: then the data must stay, for a later sweep to remove.
+        if self._holder(fate.ref) or not self._delete_folder(fate.attempt):
+            self.report.unfinished.append(fate.attempt)
 
-    def _delete_record_alone(self, ref: CheckpointRef, catalog: Catalog) -> None:
-        """A commit that arrived after its attempt had been collected."""
-        manifest = keys.attempt_key(catalog.read(ref).attempt, keys.MANIFEST)
+    def _delete_record(self, fate: Fate) -> None:
+        assert fate.attempt is not None
+        manifest = keys.attempt_key(fate.attempt, keys.MANIFEST)
         try:
             # Looked for again: it may have been committed whole while we listed.
             there = self.storage.exists(manifest)
         except StorageError as error:
             self._failed(manifest, error)
             return
-        if there or ref == catalog.newest or self._holder(ref):
-            return
-        if self._delete([keys.commit_key(ref)]):
-            self.report.records.append(ref)
+        if not there and not self._holder(fate.ref) and self._delete([keys.commit_key(fate.ref)]):
+            self.report.records.append(fate.ref)
 
-    def _delete_leftover(self, name: str) -> None:
-        ref = keys.parse_attempt(name)
-        if ref is None or self._holder(ref):
-            return
-        if self._delete_folder(name):
-            self.report.attempts.append(name)
+    def _delete_attempt(self, fate: Fate) -> None:
+        assert fate.attempt is not None
+        if not self._holder(fate.ref) and self._delete_folder(fate.attempt):
+            self.report.attempts.append(fate.attempt)
 
     def _delete_folder(self, name: str) -> bool:
         manifest = keys.attempt_key(name, keys.MANIFEST)
         if not self._delete([manifest]):
             return False
         failpoints.hit("sweep.manifest_deleted")
-        done = self._delete([key for key in self.folders.get(name, ()) if key != manifest])
-        for item in self.dangling.get(name, ()):
+        done = self._delete([key for key in self.looked.folders.get(name, ()) if key != manifest])
+        for item in self.looked.dangling.get(name, ()):
             try:
                 self.storage.abort(item)
             except (StorageError, OSError) as error:
@@ -241,13 +200,10 @@ class _Sweep:
             if newest > self.generation:
                 self.report.fenced_by = newest
                 raise _Fenced
-            for folder, word in ((keys.PINS, "pinned"), (keys.LEASES, "leased")):
-                if any(keys.holds(info.key, ref) for info in self.storage.list(folder)):
-                    return word
+            return Holds(self.storage, self.looked.catalog.now_s, self.clock).of(ref)
         except StorageError as error:
             self._failed(keys.commit_key(ref), error)
             return "cannot look"
-        return None
 
     def _failed(self, key: str, error: Exception) -> None:
         self.report.failed.append(f"{key}: {error}")

@@ -30,13 +30,18 @@ class FakeStore(Storage):
         after: the same, once it took effect and before the caller has the answer.
         dies_at: number of the mutating operation before which this process dies.
         mutations: number of mutating operations so far.
+        clock: the store's own; None: it does not tell when objects were written.
     """
 
     url = "fake://run"
     capabilities = Capabilities()
 
-    def __init__(self, objects: dict[str, bytes] | None = None, dies_at: int | None = None) -> None:
+    def __init__(
+        self, objects: dict[str, bytes] | None = None, dies_at: int | None = None, clock: FakeClock | None = None
+    ) -> None:
         self.objects = {} if objects is None else objects
+        self.clock = clock
+        self.times: dict[str, float] = {}
         self.dies_at = dies_at
         self.mutations = 0
         self.before: Callable[[str, str], None] = lambda verb, key: None
@@ -46,9 +51,15 @@ class FakeStore(Storage):
 
     def twin(self, dies_at: int | None = None) -> FakeStore:
         """Another process that opened the same store."""
-        twin = FakeStore(self.objects, dies_at)
-        twin.lock = self.lock
+        twin = FakeStore(self.objects, dies_at, self.clock)
+        twin.lock, twin.times = self.lock, self.times
         return twin
+
+    def copy(self) -> FakeStore:
+        """A store of its own with the same objects."""
+        copy = FakeStore(dict(self.objects), clock=self.clock)
+        copy.times = dict(self.times)
+        return copy
 
     @contextmanager
     def _operation(self, verb: str, key: str) -> Iterator[None]:
@@ -70,7 +81,9 @@ class FakeStore(Storage):
                     raise AlreadyExistsError(f"{key} exists", key=key)
                 raise AssertionError(f"{key} is overwritten: an object once written is never modified")
             self.objects[key] = bytes(data)
-        return ObjectInfo(key, len(data))
+            if self.clock:
+                self.times[key] = self.clock.now_s
+        return ObjectInfo(key, len(data), self.times.get(key))
 
     @contextmanager
     def writer(self, key: str, *, size_hint: int | None = None) -> Iterator[Any]:
@@ -90,17 +103,22 @@ class FakeStore(Storage):
         with self._operation("stat", key):
             if key not in self.objects:
                 raise NotFoundError(f"no {key}", key=key)
-            return ObjectInfo(key, len(self.objects[key]))
+            return ObjectInfo(key, len(self.objects[key]), self.times.get(key))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         with self._operation("list", prefix):
-            found = [ObjectInfo(k, len(v)) for k, v in sorted(self.objects.items()) if k.startswith(prefix)]
+            found = [
+                ObjectInfo(k, len(v), self.times.get(k))
+                for k, v in sorted(self.objects.items())
+                if k.startswith(prefix)
+            ]
         return iter(found)
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:  # one by one, so that a crash can fall between two
             with self._operation("delete", key):
                 self.objects.pop(key, None)
+                self.times.pop(key, None)
 
 
 def lose_answer(store: FakeStore, prefix: str, times: int = 1) -> None:
@@ -113,6 +131,59 @@ def lose_answer(store: FakeStore, prefix: str, times: int = 1) -> None:
             raise TransientError("connection reset")
 
     store.after = after
+
+
+class Interleaved:
+    """Two processes on one store that take turns as told: each runs in a thread, one operation of the store at a time.
+
+    Args:
+        store: what they share; each is given a twin.
+        one, two: what they do.
+    """
+
+    def __init__(self, store: FakeStore, one: Callable[[FakeStore], Any], two: Callable[[FakeStore], Any]) -> None:
+        self.answers: list[Any] = [None, None]
+        self.counts = [0, 0]
+        self._go = [threading.Semaphore(0), threading.Semaphore(0)]
+        self._paused = [threading.Semaphore(0), threading.Semaphore(0)]
+        self._done = [False, False]
+        self._threads = [
+            threading.Thread(target=self._run, args=(i, store.twin(), work), daemon=True)
+            for i, work in enumerate((one, two))
+        ]
+        for i, thread in enumerate(self._threads):
+            thread.start()
+            self._paused[i].acquire()
+
+    def _run(self, i: int, twin: FakeStore, work: Callable[[FakeStore], Any]) -> None:
+        def before(verb: str, key: str) -> None:
+            self._paused[i].release()
+            self._go[i].acquire()
+            self.counts[i] += 1
+
+        twin.before = before
+        try:
+            self.answers[i] = work(twin)
+        except Exception as error:
+            self.answers[i] = error
+        self._done[i] = True
+        self._paused[i].release()
+
+    def step(self, i: int, operations: int | None = None) -> bool:
+        """Let process `i` do so many operations; None: all that are left. Whether it goes on after them."""
+        while not self._done[i] and operations != 0:
+            self._go[i].release()
+            self._paused[i].acquire()
+            operations = None if operations is None else operations - 1
+        return not self._done[i]
+
+    def finish(self) -> list[Any]:
+        """Let both end, the first first; what they returned or raised."""
+        self.step(0)
+        self.step(1)
+        for thread in self._threads:
+            thread.join()
+        return self.answers
 
 
 def write_attempt(store: Storage, attempt: str, *, seed: int = 0, world: int = 2, rows: int = 40_000) -> bytes:

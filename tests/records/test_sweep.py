@@ -27,9 +27,9 @@ def last(n: int):
     return lambda infos: {info.ref: f"one of the last {n}" for info in infos[-n:]}
 
 
-def run(store: FakeStore, writer: RunWriter, keep=none) -> SweepReport:
+def run(store: FakeStore, writer: RunWriter, keep=None) -> SweepReport:
     assert writer.generation is not None
-    return sweep(store, keep, generation=writer.generation, failed=writer.failed)
+    return sweep(store, keep or last(1), generation=writer.generation, failed=writer.failed)
 
 
 def folders(store: FakeStore) -> list[str]:
@@ -47,16 +47,41 @@ def test_what_has_no_reason_goes_and_what_has_one_stays(store: FakeStore):
     writer = filled(store, 1, 2, 3, 4)
     report = run(store, writer, lambda infos: {CheckpointRef(1, 2): "every 2", CheckpointRef(1, 1): ""})
     assert steps(discover(store)) == [2, 4]
-    assert report.deleted == [CheckpointRef(1, 1), CheckpointRef(1, 3)]
+    assert list(report.deleted) == [CheckpointRef(1, 1), CheckpointRef(1, 3)]
     assert report.kept == {CheckpointRef(1, 2): "every 2", CheckpointRef(1, 4): "newest of the lineage"}
     assert len(folders(store)) == 2
     assert not report.failed
 
 
 def test_the_newest_stays_without_any_reason(store: FakeStore):
-    writer = filled(store, 1)
-    run(store, writer)
-    assert steps(discover(store)) == [1]
+    writer = filled(store, 1, 2)
+    report = run(store, writer, lambda infos: {CheckpointRef(1, 1): "dear"})
+    assert report.kept == {CheckpointRef(1, 1): "dear", CheckpointRef(1, 2): "newest of the lineage"}
+    assert steps(discover(store)) == [1, 2]
+
+
+@pytest.mark.parametrize("keep", [none, lambda infos: {info.ref: "" for info in infos}])
+def test_a_policy_that_keeps_nothing_at_all_is_refused_and_the_rest_of_the_sweep_goes_on(store: FakeStore, keep):
+    old = filled(store, 1)
+    dead = old.begin_attempt(2)
+    write_attempt(store, dead, rows=4)
+    writer = manager(store)
+    save(store, writer, 2)
+    report = run(store, writer, keep)
+    assert report.refused is not None
+    assert "2 checkpoints" in report.refused
+    assert (report.deleted, report.attempts) == ({}, [dead])
+    assert steps(discover(store)) == [1, 2]
+    assert "nothing is deleted" in report.kept[CheckpointRef(1, 1)]
+
+
+def test_a_policy_without_a_word_is_not_called_out_where_it_changes_nothing(store: FakeStore):
+    assert run(store, filled(store, 1), none).refused is None
+
+
+def test_one_word_about_an_older_one_is_enough_for_a_policy(store: FakeStore):
+    writer = filled(store, 1, 2, 3)
+    assert list(run(store, writer, lambda infos: {CheckpointRef(1, 2): "dear"}).deleted) == [CheckpointRef(1, 1)]
 
 
 def test_record_then_manifest_then_the_rest_and_only_literal_keys(store: FakeStore):
@@ -114,7 +139,7 @@ def test_what_is_off_the_lineage_is_not_touched_nor_shown_to_the_policy(store: F
 
     def keep(infos: list[CheckpointInfo]) -> dict[CheckpointRef, str]:
         seen.extend(info.ref for info in infos)
-        return {}
+        return last(1)(infos)
 
     run(store, writer, keep)
     assert seen == [CheckpointRef(1, 1), CheckpointRef(2, 2)]
@@ -160,7 +185,7 @@ def test_what_died_under_our_number_before_it_could_take_it_is_a_leftover(store:
     save(store, writer, 1)
     in_flight = writer.begin_attempt(2)
     write_attempt(store, in_flight, rows=4)
-    report = sweep(store, none, generation=1, begun=writer.begun)
+    report = sweep(store, last(1), generation=1, begun=writer.begun)
     assert report.attempts == [left]
 
 
@@ -189,6 +214,19 @@ def test_a_record_whose_attempt_is_gone_is_removed_and_does_not_count(store: Fak
     report = run(store, writer, last(2))
     assert report.records == [CheckpointRef(1, 2)]
     assert steps(discover(store)) == [1, 3]  # the last two whole ones
+
+
+def test_the_newest_record_stays_even_without_its_attempt_and_so_does_the_newest_that_is_whole(store: FakeStore):
+    writer = filled(store, 1, 2, 3)
+    attempt = discover(store).read(CheckpointRef(1, 3)).attempt
+    store.delete([key for key in store.objects if key.startswith(attempt)])
+    report = run(store, writer, lambda infos: {CheckpointRef(1, 1): "dear"})
+    assert (report.records, report.deleted) == ([], {})
+    assert report.kept == {
+        CheckpointRef(1, 1): "dear",
+        CheckpointRef(1, 2): "newest that is whole; newest that is not quarantined",
+    }
+    assert steps(discover(store)) == [1, 2, 3]
 
 
 def test_a_record_that_cannot_be_read_is_reported_and_its_attempt_stays(store: FakeStore):
@@ -227,7 +265,7 @@ def test_a_sweep_that_is_fenced_stops_after_the_deletion_it_was_in(store: FakeSt
     store.after = after
     report = run(store, writer)
     assert report.fenced_by == 2
-    assert report.deleted == [CheckpointRef(1, 1)]
+    assert list(report.deleted) == [CheckpointRef(1, 1)]
     assert len(folders(store)) == 3
 
 
@@ -240,28 +278,55 @@ def test_a_failed_deletion_is_reported_and_breaks_no_order(store: FakeStore):
 
     store.before = deny
     report = run(store, writer)
-    assert report.deleted == [CheckpointRef(1, 2)]
+    assert list(report.deleted) == [CheckpointRef(1, 2)]
     assert len(report.failed) == 2
     assert not verify_checkpoint(store, CheckpointRef(1, 1))  # its record stayed, so all of it did
     assert [name[:14] for name in report.unfinished] == ["step-000000002"]
     assert any(key.endswith(".distcp") and key.startswith("step-000000002") for key in store.objects)
     store.before = lambda verb, key: None
-    sweep(store, none, generation=1, failed=report.unfinished)
+    sweep(store, last(1), generation=1, failed=report.unfinished)
     assert [name[:14] for name in folders(store)] == ["step-000000003"]
 
 
-def test_if_the_store_cannot_be_looked_at_nothing_more_is_deleted(store: FakeStore):
+@pytest.mark.parametrize("folder", ["pins/", "leases/"])
+def test_if_the_store_cannot_be_looked_at_nothing_more_is_deleted(store: FakeStore, folder: str):
     writer = filled(store, 1, 2)
+    looks = [0]
 
     def before(verb: str, key: str) -> None:
-        if (verb, key) == ("list", "pins/"):
-            raise TransientError("down")
+        if (verb, key) == ("list", folder):
+            looks[0] += 1
+            if looks[0] > 1:
+                raise TransientError("down")
 
     store.before = before
     report = run(store, writer)
     assert not report.deleted
     assert report.failed
+    looks[0] = 1
+    with pytest.raises(TransientError):
+        run(store, writer)
     assert steps(discover(store)) == [1, 2]
+
+
+def test_data_that_was_held_when_its_record_went_is_removed_once_it_is_not(store: FakeStore):
+    writer = filled(store, 1, 2)
+
+    def after(verb: str, key: str) -> None:
+        if verb == "delete" and key.startswith("commits/"):
+            store.objects["leases/000000001-g000001-abcd.json"] = b"{}"
+
+    store.after = after
+    unfinished = run(store, writer).unfinished
+    assert [name[:14] for name in unfinished] == ["step-000000001"]
+    store.after = lambda verb, key: None
+    for _ in range(2):  # as long as it is held it is remembered
+        report = sweep(store, last(1), generation=1, failed=unfinished)
+        assert (report.unfinished, report.attempts) == (unfinished, [])
+    del store.objects["leases/000000001-g000001-abcd.json"]
+    report = sweep(store, last(1), generation=1, failed=unfinished)
+    assert (report.unfinished, report.attempts) == ([], unfinished)
+    assert len(folders(store)) == 1
 
 
 def test_uploads_that_a_dead_attempt_left_dangling_are_aborted(store: FakeStore):
@@ -321,7 +386,7 @@ def test_a_crash_anywhere_leaves_the_newest_whole_and_the_next_life_goes_on_and_
     assert all(name == discover(after).read(ref).attempt or "-g000001-" in name for name in folders(after))
     writer = manager(after)
     ref = save(after, writer, ref.step + 1)
-    assert run(after, writer, last(1)).kept == {ref: "one of the last 1"}
+    assert run(after, writer, last(1)).kept == {ref: "one of the last 1; newest of the lineage"}
     assert folders(after) == [discover(after).read(ref).attempt]
     with pytest.raises(FencedError):  # the dead one, should it have been only paused
         old = RunWriter(after)
