@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -32,9 +33,11 @@ class RestorePlan:
 
     Attributes:
         scratch: saved flat key -> tensor to be filled from the checkpoint, allocated like the live one.
+        generators: as they were before the plan was made: a live loader that is asked for its state may draw.
     """
 
     scratch: dict[str, torch.Tensor] = field(default_factory=dict)
+    generators: dict[str, Any] = field(default_factory=capture_rng)
     checks: list[Step] = field(default_factory=list)
     own: list[Own] = field(default_factory=list)
     stock: list[tuple[str, Step]] = field(default_factory=list)
@@ -71,7 +74,6 @@ class RestorePlan:
         """
         agree = agree or _alone
         agree(_error_of(self.check))
-        generators = capture_rng()
         undo: list[tuple[str, Step]] = []
         failure = _error_of(lambda: self._load_own(undo))
         try:
@@ -79,7 +81,7 @@ class RestorePlan:
         except Exception as caught:
             told = caught  # `caught` is unbound when the block ends, and the lambda must not outlive it
             agree(_error_of(lambda: _undo(undo, told)))
-            restore_rng(generators)
+            restore_rng(self.generators)
             raise
         outcomes: list[Outcome] = []
         agree(_error_of(lambda: outcomes.extend(self._put_stock())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,13 @@ from .flat import Ref
 from .plan import Own, Step
 from .restore_optimizer import OptimizerPlan
 from .saved import into_live
+from .tensors import same_bytes
 from .training_state import Part
 from .tree import refs
 
 __all__ = ["ExtrasPlanner"]
+
+_log = logging.getLogger("resilio")
 
 
 class ExtrasPlanner:
@@ -113,7 +117,7 @@ class ExtrasPlanner:
         def put() -> None:
             new = resize([self.ctx.saved.value(node) for node in nodes], self.ctx.rank, self.ctx.world)
             if part.role == "stateful":
-                part.value.load_state_dict(new)
+                _load(part, new)
             else:
                 self._put_plain(part, new)
 
@@ -170,7 +174,7 @@ class ExtrasPlanner:
         has_tensors = any(self.ctx.saved.spec(key) is not None for key in refs(node))
         self.ctx.want_all(node, part.value.state_dict() if has_tensors else None)
         self.ctx.result.own.append(
-            Own(part.name, lambda: self._remember(part), lambda: part.value.load_state_dict(self.ctx.saved.value(node)))
+            Own(part.name, lambda: self._remember(part), lambda: _load(part, self.ctx.saved.value(node)))
         )
 
     def _empty(self, part: Part) -> None:
@@ -226,3 +230,31 @@ class ExtrasPlanner:
             live[:] = into_live(list(live), new)
         else:
             self.ctx.state[str(part.path[0])] = new
+
+
+def _load(part: Part, state: Any) -> None:
+    part.value.load_state_dict(state)
+    if part.path[0] != "dataloader":
+        return
+    # torchdata's loader only notes its state here, and winds forward when it is iterated over. That draws from the
+    # generators, which are restored by then, and finds only then that a state does not fit. Asked for its state it
+    # winds forward now, and the next `iter` goes on from there.
+    if not _same(part.value.state_dict(), state):
+        _log.warning(
+            "%s: right after the restore its state is not the one it was given; what is saved from now on may not "
+            "come back to the right place (torchdata counts twice what it wound forward in a stream without a "
+            "state_dict of its own)",
+            part.name,
+        )
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return same_bytes(a, b)
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return type(a) is type(b) and bool(a == b)
