@@ -14,16 +14,15 @@ from ..errors import ConfigError, LiveStateError, RanksDisagreeError, ResilioErr
 from ..hooks import open_storage
 from ..policies import KeepPolicy, SaveContext, SavePolicy, keep_all
 from ..ranks import Ranks, portable
-from ..records.catalog import discover
-from ..records.verify import verify_checkpoint
 from ..state.training_state import TrainingState
 from ..storage.base import Storage
 from ..types import CheckpointInfo, Damage, Mode
-from .arguments import check_alike
+from .arguments import check_alike, check_constructor
 from .ballot import Ballot
 from .handle import SaveHandle
 from .report import RestoreReport
 from .restoring import Rename, Which, restore_into
+from .run_view import RunView
 from .saving import Committer, numbers
 from .signals import SignalFlags
 
@@ -32,7 +31,7 @@ __all__ = ["CheckpointManager"]
 _log = logging.getLogger("resilio")
 
 
-class CheckpointManager:
+class CheckpointManager(RunView):
     """Saves the full training state of a job as policies say, keeps the right checkpoints, and brings them back.
 
     ::
@@ -87,8 +86,7 @@ class CheckpointManager:
         error: Exception | None = None
         signals = SignalFlags(())
         try:
-            if mode not in ("sync", "async"):
-                raise ConfigError(f"mode={mode!r}: there are 'sync' and 'async'")
+            check_constructor(mode, digest)
             if not (isinstance(save, SavePolicy | None) and isinstance(keep, KeepPolicy | None)):
                 raise ConfigError(f"save={save!r}, keep={keep!r}: these are policies, such as save_every(500)")
             self._state = TrainingState.of(state)
@@ -180,7 +178,7 @@ class CheckpointManager:
                 )
             return RestoreReport(found=None)
         try:
-            report, catalog = restore_into(
+            report, picker = restore_into(
                 self._state,
                 self._storage,
                 self._ranks,
@@ -190,6 +188,7 @@ class CheckpointManager:
                 exclude=exclude,
                 rename=rename,
                 strict=strict,
+                clock=self._clock,
                 progress=self._progress,
             )
         except LiveStateError as error:
@@ -197,7 +196,7 @@ class CheckpointManager:
             raise
         self._mixture = None
         chosen = report.found.ref if report.found else None
-        self._ranks.from_coordinator(lambda: self._committer.restored(catalog, chosen), RestoreError)
+        self._ranks.from_coordinator(lambda: self._committer.restored(picker, chosen), RestoreError)
         self._last_step = report.step if report.found else None
         self._latest = None
         return report
@@ -293,28 +292,6 @@ class CheckpointManager:
             self._pending = None
         self._release()
 
-    # ---------------------------------------------------------------------------------------------- looking at the run
-
-    def checkpoints(self) -> list[CheckpointInfo]:
-        """All checkpoints of the run, by generation and step, those off the lineage included.
-
-        One whose commit record cannot be read is left out with a warning; `resilio ls` shows it.
-
-        Ranks: any; not collective.
-        """
-        infos, damaged = discover(self._storage).checkpoints()
-        for damage in damaged:
-            _log.warning("a commit record cannot be read %s", damage)
-        return sorted(infos, key=lambda info: info.ref)
-
-    def verify(self, step: int) -> list[Damage]:
-        """Read the whole checkpoint of `step` and compare every byte with its digests; empty if it is intact.
-
-        Ranks: any; not collective.
-        Blocks: while it reads.
-        """
-        return verify_checkpoint(self._storage, discover(self._storage).find(step))
-
     # ------------------------------------------------------------------------------------------------------- internals
 
     def _save(self, step: int, metrics: Mapping[str, Any] | None, reason: str) -> SaveHandle:
@@ -374,7 +351,7 @@ class CheckpointManager:
 
     def _check_step(self, step: int) -> None:
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise ConfigError(f"step={step!r}: it is the number of optimizer steps completed", step=step)
+            raise ConfigError(f"step={step!r}: give the number of optimizer steps completed, an int from 0 on")
         newest = self._latest.step if self._latest else self._last_step
         if newest is not None and step < newest:
             raise ConfigError(
@@ -389,6 +366,7 @@ class CheckpointManager:
     def _release(self) -> None:
         self._closed = True
         self._ballot.close()
+        self._committer.let_go()
         self._engine.close()
         self._ranks.close()
         self._storage.close()

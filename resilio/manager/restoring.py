@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from ..clock import Clock
 from ..engine import Engine, ForeignCheckpoint, fill_foreign, saved_state
 from ..errors import ResilioError, RestoreError
 from ..ranks import Ranks
@@ -17,7 +18,8 @@ from ..state.tensors import local as local_tensor
 from ..state.training_state import TrainingState
 from ..storage.base import Storage
 from ..types import CheckpointInfo, CheckpointRef, Damage
-from .choosing import Which, candidates, is_damage, nothing_left, open_checkpoint, passed_over
+from .arguments import check_restore
+from .choosing import Picker, Source, Which, nothing_left, passed_over
 from .foreign import outcomes_of_foreign, pick_foreign, without_ours
 from .progress import ReadProgress
 from .report import RestoreReport
@@ -25,7 +27,6 @@ from .report import RestoreReport
 __all__ = ["Rename", "Which", "restore_into"]
 
 Rename = Mapping[str, str] | Callable[[str], str]
-Source = LoadedManifest | ForeignCheckpoint
 
 _log = logging.getLogger("resilio")
 
@@ -41,55 +42,53 @@ def restore_into(
     exclude: Iterable[str] | None,
     rename: Rename | None,
     strict: bool,
+    clock: Clock,
     foreign: bool = False,
     progress: bool | None = None,
-) -> tuple[RestoreReport, Catalog | None]:
-    """Restore `state`; return the report and, on rank 0, what the run held when the choice was made.
+) -> tuple[RestoreReport, Picker]:
+    """Restore `state`; return the report, and the picker: on rank 0 it knows what the run held, and holds the lease.
 
-    `foreign`: where there is no run, a checkpoint of plain DCP at the root of the storage will do. `progress`: whether
-    rank 0 may draw a bar; None: if stderr is a terminal.
+    `clock`: of the lease. `foreign`: where there is no run, a checkpoint of plain DCP at the root of the storage will
+    do. `progress`: whether rank 0 may draw a bar; None: if stderr is a terminal.
 
     Ranks: all; collective on both groups.
-    Blocks: until all ranks have applied, or all have raised.
+    Blocks: until all ranks have applied, or all have raised; then nothing is held.
     """
+    only, exclude = check_restore(ranks, which, only, exclude, rename, strict)
+    picker = Picker(
+        storage, which, clock, (lambda: pick_foreign(storage, which, only, exclude, rename)) if foreign else None
+    )
+    try:
+        report = _restore(state, storage, ranks, engine, picker, only, exclude, rename, strict, progress)
+    except BaseException:
+        picker.let_go()
+        raise
+    return report, picker
+
+
+def _restore(
+    state: TrainingState,
+    storage: Storage,
+    ranks: Ranks,
+    engine: Engine,
+    picker: Picker,
+    only: tuple[str, ...] | None,
+    exclude: tuple[str, ...] | None,
+    rename: Rename | None,
+    strict: bool,
+    progress: bool | None,
+) -> RestoreReport:
     started = time.monotonic()
-    catalog: Catalog | None = None
-    # Read more than once: neither a lone pattern nor a generator may get lost.
-    only = _patterns(only)
-    exclude = _patterns(exclude)
-
-    refs: Iterator[CheckpointRef] | None = None
-
-    def pick() -> tuple[tuple[CheckpointInfo, Source] | None, list[Damage]]:
-        """The next one whose records are whole, and those that were not."""
-        nonlocal catalog, refs
-        if catalog is None or refs is None:
-            catalog = discover(storage)
-            if foreign and not catalog.commits:
-                found = pick_foreign(storage, which, only, exclude, rename)
-                if found is not None:
-                    return found, []
-            refs = candidates(catalog, which)
-        bad: list[Damage] = []
-        for ref in refs:
-            try:
-                return open_checkpoint(catalog, ref), bad
-            except ResilioError as error:
-                if which != "newest" or not is_damage(error):
-                    raise
-                bad.append(passed_over(ref, error))
-        return None, bad
-
     passed: list[Damage] = []
     while True:
         # One rank looks and tells the others: two ranks that list a store may see two different newest checkpoints.
-        picked, bad = ranks.from_coordinator(pick, RestoreError)
+        picked, bad = ranks.from_coordinator(picker.next, RestoreError)
         _warn(bad, ranks)
         passed += bad
         if picked is None:
             if passed:
                 raise nothing_left(storage.url, passed)
-            return RestoreReport(found=None), catalog
+            return RestoreReport(found=None)
         info, source = picked
         plan = _plan(state, source, ranks, only, exclude, rename, strict)
         needed_bytes = sum(local_tensor(tensor).nbytes for tensor in plan.scratch.values())
@@ -103,7 +102,7 @@ def restore_into(
             break
         except ResilioError as error:
             # The same error on all ranks, so all of them go on to the same next one.
-            if which != "newest" or isinstance(source, ForeignCheckpoint) or not is_damage(error):
+            if isinstance(source, ForeignCheckpoint) or not picker.may_pass_over(error):
                 raise
             bad = [passed_over(info.ref, error)]
             _warn(bad, ranks)
@@ -122,7 +121,7 @@ def restore_into(
             "restored step=%d generation=%d saved_world=%d world=%d seconds=%.3f read_bytes=%d passed_over=%d",
             *(info.step, info.ref.generation, info.world, ranks.world, report.seconds, report.read_bytes, len(passed)),
         )
-    return report, catalog
+    return report
 
 
 def _plan(
@@ -158,9 +157,3 @@ def _plan(
 def _warn(bad: list[Damage], ranks: Ranks) -> None:
     for damage in bad if ranks.coordinator else ():
         _log.warning("passed over a damaged checkpoint %s", damage)
-
-
-def _patterns(given: Iterable[str] | None) -> tuple[str, ...] | None:
-    if given is None:
-        return None
-    return (given,) if isinstance(given, str) else tuple(given)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from ..errors import ResilioError, SaveError, StorageError
+from ..errors import ConfigError, ResilioError, SaveError, StorageError
 
 __all__ = ["Ranks", "portable"]
 
@@ -66,6 +66,8 @@ class Ranks:
         Ranks: all; collective, as the making of a process group is.
         Blocks: until every rank is here.
         """
+        if not isinstance(timeout_s, int | float) or not timeout_s > 0:
+            raise ConfigError(f"timeout_s={timeout_s!r}: give seconds, more than 0")
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
         timeout = timedelta(seconds=timeout_s)

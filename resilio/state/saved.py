@@ -14,16 +14,36 @@ from .flat import Ref, SavedState, TensorSpec
 from .tensors import allocate, local, same_layout
 from .tree import build, refs
 
-__all__ = ["Problems", "Rename", "SavedView", "Selection"]
+__all__ = ["Problems", "Rename", "SavedView", "Selection", "patterns", "prefixes"]
 
 Rename = Mapping[str, str] | Callable[[str], str]
 _SHOWN = 8
 
 
-def _patterns(given: Iterable[str] | str | None) -> tuple[str, ...] | None:
-    if given is None:
-        return None
-    return (given,) if isinstance(given, str) else tuple(given)
+def patterns(given: Iterable[str] | str | None, name: str) -> tuple[str, ...] | None:
+    """What was given as `only` or `exclude`, so that it can be read more than once.
+
+    Raises:
+        ConfigError: it is no text and no texts.
+    """
+    if given is None or isinstance(given, str):
+        return None if given is None else (given,)
+    found: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(pattern, str) for pattern in found):
+        raise ConfigError(f"{name}={given!r}: give names of components or patterns of keys, such as ['model']")
+    return found
+
+
+def prefixes(rename: Rename | None) -> Rename | None:
+    """`rename` if it can be one.
+
+    Raises:
+        ConfigError: it is neither a function nor a mapping of texts.
+    """
+    texts = isinstance(rename, Mapping) and all(isinstance(text, str) for pair in rename.items() for text in pair)
+    if rename is not None and not texts and not callable(rename):
+        raise ConfigError(f"rename={rename!r}: give a mapping of name prefixes, saved to live, or a function of keys")
+    return rename
 
 
 class Selection:
@@ -35,8 +55,8 @@ class Selection:
     """
 
     def __init__(self, only: Iterable[str] | str | None, exclude: Iterable[str] | str | None) -> None:
-        self.only = _patterns(only)
-        self.exclude = _patterns(exclude) or ()
+        self.only = patterns(only, "only")
+        self.exclude = patterns(exclude, "exclude") or ()
         self._used: set[str] = set()
 
     def __call__(self, key: str, component: str) -> bool:
@@ -129,7 +149,7 @@ class SavedView:
         self.scratch: dict[str, torch.Tensor] = {}
         self._problems = problems
         self._claimed: set[str] = set()
-        self._rename = _as_function(rename)
+        self._rename = _as_function(prefixes(rename))
         self._index("", saved.tree)
 
     def rename(self, key: str) -> str:
@@ -228,10 +248,10 @@ def _as_function(rename: Rename | None) -> Callable[[str], str]:
         return lambda key: key
     if not isinstance(rename, Mapping):
         return rename
-    prefixes = sorted(rename.items(), key=lambda pair: -len(pair[0]))  # the longest that fits decides
+    pairs = sorted(rename.items(), key=lambda pair: -len(pair[0]))  # the longest that fits decides
 
     def by_prefix(key: str) -> str:
-        for old, new in prefixes:
+        for old, new in pairs:
             if key.startswith(old):
                 return new + key[len(old) :]
         return key
