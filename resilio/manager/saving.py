@@ -16,16 +16,18 @@ from .. import failpoints
 from ..clock import Clock
 from ..engine import Root
 from ..errors import ConfigError, InternalError, ResilioError
-from ..policies import KeepPolicy, decide
+from ..policies import KeepPolicy
 from ..records import keys
-from ..records.catalog import Catalog, RecordCache, discover
+from ..records.catalog import RecordCache, discover
 from ..records.digests import digest_of
+from ..records.fates import Explanation, explain
 from ..records.protocol import RunWriter
 from ..records.run import check_folder
 from ..records.schema import FORMAT, Manifest, ObjectRecord, encode
 from ..records.sweep import sweep
 from ..storage.base import Storage
-from ..types import CheckpointRef
+from ..types import CheckpointInfo, CheckpointRef
+from .choosing import Picker
 
 __all__ = ["Committer", "SaveJob", "numbers"]
 
@@ -38,11 +40,15 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     Raises:
         ConfigError: one is neither a number nor a tensor of one element.
     """
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(f"metrics={metrics!r}: give a mapping from names to numbers, such as {{'loss': loss}}")
     found: dict[str, float] = {}
     for name, value in metrics.items():
         try:
+            if isinstance(value, str | bytes):
+                raise TypeError("text")
             found[str(name)] = float(value.detach() if isinstance(value, torch.Tensor) else value)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ConfigError(
                 f"metrics[{name!r}] is {type(value).__name__}; it must be a number or a tensor of one element",
                 metric=name,
@@ -63,19 +69,46 @@ class Committer:
         self.digest = digest
         self.writer = RunWriter(storage, clock=clock)
         self.records: RecordCache = {}
+        self._picker: Picker | None = None  # what was restored from
         self.unfinished: frozenset[str] = frozenset()  # attempts whose deletion was begun and failed
+
+    def keep_reasons(self, infos: list[CheckpointInfo]) -> dict[CheckpointRef, str]:
+        """What the keep policy says of the checkpoints of the lineage, now."""
+        return self.keep.reasons(infos, self.clock.wall_s())
+
+    def explain(self) -> Explanation:
+        """What the next sweep of this manager would do."""
+        return explain(
+            self.storage,
+            self.keep_reasons,
+            generation=self.writer.generation,
+            failed=self.writer.failed | self.unfinished,
+            begun=self.writer.begun,
+            clock=self.clock,
+        )
 
     def begin_fresh(self) -> None:
         """A new run over whatever is there: it has been seen, and stays behind."""
         self.writer.fresh(discover(self.storage, self.records))
 
-    def restored(self, catalog: Catalog | None, chosen: CheckpointRef | None) -> None:
-        """The job goes on from `chosen`, having seen `catalog`."""
-        assert catalog is not None  # rank 0 looked
-        self.writer.saw_restore(catalog, chosen)
+    def restored(self, picker: Picker, chosen: CheckpointRef | None) -> None:
+        """The job goes on from `chosen`. It is held until the first save of this manager: another manager's sweep must not
+        take away what this one would need if it died before.
+        """
+        assert picker.catalog is not None  # rank 0 looked
+        self.let_go()
+        self._picker = picker
+        self.writer.saw_restore(picker.catalog, chosen)
+
+    def let_go(self) -> None:
+        """Hold what was restored from no more."""
+        if self._picker is not None:
+            self._picker.let_go()
 
     def begin(self, step: int) -> str:
         """Name the attempt to save `step`."""
+        if self._picker is not None and self._picker.hold is not None and self._picker.hold.due:
+            self._picker.hold.renew()
         return self.writer.begin_attempt(step)
 
     def job(self, attempt: str, step: int, world: int, metrics: dict[str, float], reason: str) -> SaveJob:
@@ -151,19 +184,23 @@ class SaveJob:
     def sweep(self) -> None:
         """Delete what has no reason to live any more. Rank 0; in the saving thread; a failure never fails training."""
         owner = self.owner
+        owner.let_go()
         try:
             report = sweep(
                 owner.storage,
-                lambda infos: decide(owner.keep, infos, owner.clock.wall_s()).kept,
+                owner.keep_reasons,
                 generation=self.ref.generation,
                 failed=owner.writer.failed | owner.unfinished,
                 begun=owner.writer.begun,
                 cache=owner.records,
+                clock=owner.clock,
             )
         except ResilioError as error:
             _log.warning("sweep put off until the next save error=%s", error)
             return
         owner.unfinished = frozenset(report.unfinished)
+        if report.refused:
+            _log.warning("swept nothing of the lineage: %s", report.refused)
         if report.deleted or report.attempts or report.failed:
             _log.info(
                 "swept checkpoints=%s leftovers=%d failed=%s",
