@@ -35,6 +35,7 @@ _KINDS: dict[int | None, tuple[type[StorageError], str]] = {
     errno.ENOSPC: (OutOfSpaceError, "the disk is full; free space or keep fewer checkpoints"),
     errno.EDQUOT: (OutOfSpaceError, "the quota is used up; free space or keep fewer checkpoints"),
     errno.EACCES: (AccessDeniedError, "permission denied; check owner and mode of the folder"),
+    errno.EFBIG: (OutOfSpaceError, "files may not be as large; raise `ulimit -f`, or use another filesystem"),
     errno.EPERM: (AccessDeniedError, "not permitted; check owner, mode and attributes of the folder"),
     errno.EROFS: (AccessDeniedError, "the filesystem is mounted read-only"),
     errno.ENOTDIR: (StorageError, "a folder it needs is a file: the store cannot hold both `a` and `a/b`"),
@@ -103,7 +104,8 @@ class LocalStorage(Storage):
                 make_folders(temp.parent)
                 return os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         raise OSError(
-            errno.EBUSY, f"{temp.parent} was removed {_FOLDER_TRIES} times by somebody else while it was made"
+            errno.EBUSY,
+            f"{temp.parent} cannot be made here, or was removed by somebody else each of {_FOLDER_TRIES} times",
         )
 
     def _publish(self, key: str, temp: Path, final: Path, *, overwrite: bool) -> None:
@@ -216,9 +218,18 @@ class LocalStorage(Storage):
         except FileNotFoundError:
             return ()
         except NotADirectoryError:
-            if folder == Path(self.root):
+            if self._no_folder():  # nothing can ever be stored here: that is no empty store
                 raise
             return ()
+
+    def _no_folder(self) -> bool:
+        """Whether the root can be no folder, because it or something above it is a file."""
+        try:
+            return not stat.S_ISDIR(Path(self.root).stat().st_mode)
+        except FileNotFoundError:
+            return False
+        except NotADirectoryError:
+            return True
 
     # ---- removing
 
@@ -301,6 +312,8 @@ class LocalStorage(Storage):
             raise
         except OSError as error:
             kind, why = _KINDS.get(error.errno, (StorageError, error.strerror or str(error)))
+            if error.errno == errno.ENOTDIR and self._no_folder():
+                why = "this is no folder and cannot become one: it, or something above it, is a file"
             message = f"{self.url}: cannot {doing} {key!r}: {why}"
             raise kind(message, key=key, url=self.url, errno=error.errno) from error
         except UnicodeEncodeError as error:

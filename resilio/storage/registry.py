@@ -112,9 +112,9 @@ def to_url(where: str | os.PathLike[str]) -> str:
     Raises:
         ConfigError: it is empty, or looks like a URL with a broken beginning, as `pathlib.Path("s3://x")` has.
     """
-    text = os.fspath(where)
-    if not isinstance(text, str) or not text:
-        raise ConfigError(f"a run is a URL or a path, not {where!r}")
+    text = os.fspath(where) if isinstance(where, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise ConfigError(f"a run is a URL or a path, not {where!r}; write file:///data/run-17, or just /data/run-17")
     found = _URL.match(text)
     if found is None:
         text = os.path.expanduser(text)  # noqa: PTH111  pathlib would fold `a//b` and more
