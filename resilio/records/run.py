@@ -5,11 +5,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 
-from ..errors import AlreadyExistsError, IntegrityError, NotFoundError
+from ..errors import AlreadyExistsError, FormatError, IntegrityError, NewerFormatError, NotFoundError
 from ..storage.base import Storage
 from . import keys, schema
 
-__all__ = ["check_folder", "open_run", "read_run"]
+__all__ = ["check_folder", "open_run", "read_run", "refuse_newer"]
 
 
 def read_run(storage: Storage) -> schema.RunRecord | None:
@@ -24,6 +24,22 @@ def read_run(storage: Storage) -> schema.RunRecord | None:
     except NotFoundError:
         return None
     return schema.decode(data, schema.RunRecord, f"{storage.url}: {keys.RUN}")
+
+
+def refuse_newer(storage: Storage) -> None:
+    """Pass unless a newer resilio wrote this run: what its checkpoints mean, only that one knows.
+
+    A record that cannot be read at all says nothing about them, and is left for the next save to stumble on.
+
+    Raises:
+        NewerFormatError: a newer resilio wrote this run.
+    """
+    try:
+        read_run(storage)
+    except NewerFormatError:
+        raise
+    except FormatError:
+        pass
 
 
 def open_run(storage: Storage, run_id: str | None = None) -> schema.RunRecord:
