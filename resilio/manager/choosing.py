@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from ..clock import Clock
+from ..engine import ForeignCheckpoint
 from ..errors import (
     AccessDeniedError,
     AuthExpiredError,
@@ -18,14 +20,19 @@ from ..errors import (
     ThrottledError,
     TransientError,
 )
-from ..records.catalog import Catalog
+from ..records.catalog import Catalog, discover
+from ..records.holds import Lease, lease
 from ..records.keys import METADATA, attempt_key
 from ..records.manifest import LoadedManifest, load_manifest
+from ..records.run import refuse_newer
+from ..storage.base import Storage
 from ..types import CheckpointInfo, CheckpointRef, Damage
 
-__all__ = ["Which", "candidates", "is_damage", "nothing_left", "open_checkpoint", "passed_over"]
+__all__ = ["Picked", "Picker", "Source", "Which", "candidates", "is_damage", "nothing_left", "passed_over"]
 
 Which = int | str
+Source = LoadedManifest | ForeignCheckpoint
+Picked = tuple[CheckpointInfo, Source]
 
 # Faults of the way to the store, not of what lies there: the newest may well be whole, and an older one in its place
 # would lose work that is not lost. `AccessDeniedError` is none of them: one unreadable object is one damaged
@@ -59,19 +66,89 @@ def candidates(catalog: Catalog, which: Which) -> Iterator[CheckpointRef]:
     return iter([catalog.find(which)])
 
 
-def open_checkpoint(catalog: Catalog, ref: CheckpointRef) -> tuple[CheckpointInfo, LoadedManifest]:
+def open_checkpoint(catalog: Catalog, ref: CheckpointRef, clock: Clock) -> tuple[CheckpointInfo, LoadedManifest, Lease]:
     """Everything of a checkpoint but its data, checked: records, manifest, presence and sizes of all objects.
 
+    The lease keeps the sweep of a running job away from it until it is released.
+
     Raises:
-        ResilioError: it cannot be restored; see `is_damage`.
+        ResilioError: it cannot be restored, and nothing is held; see `is_damage`.
     """
     storage = catalog.storage
     catalog.line_of(ref)  # what the next save needs to know: must not fail once live state is another
-    manifest = load_manifest(storage, catalog.read(ref))
-    manifest.check_objects(storage)
-    # Not needed here; but what damaged this one may have damaged others, and readers by plain DCP need it.
-    manifest.read_object(storage, attempt_key(manifest.attempt, METADATA))
-    return catalog.info(ref), manifest
+    try:
+        hold = lease(storage, ref, clock, owner="restore")
+    except NoCheckpointError as error:  # it is listed, so this is a commit record without its attempt
+        raise IntegrityError(str(error), where=str(ref), missing=True) from error
+    try:
+        manifest = load_manifest(storage, hold.commit)
+        manifest.check_objects(storage)
+        # Not needed here; but what damaged this one may have damaged others, and readers by plain DCP need it.
+        manifest.read_object(storage, attempt_key(manifest.attempt, METADATA))
+        return catalog.info_of(ref, hold.commit), manifest, hold
+    except BaseException:
+        hold.release()
+        raise
+
+
+class Picker:
+    """The choice of a restore: one checkpoint after the other, the best first, each leased while it is tried.
+
+    Every rank has one; rank 0's is asked, so that all ranks take the same.
+
+    Args:
+        storage: the run's.
+        which: see `candidates`.
+        clock: of the lease.
+        foreign: what to take where there is no run, if anything.
+    """
+
+    def __init__(
+        self, storage: Storage, which: Which, clock: Clock, foreign: Callable[[], Picked | None] | None = None
+    ) -> None:
+        self.catalog: Catalog | None = None  # what the run held when the choice was made
+        self.hold: Lease | None = None  # on the one picked last
+        self._storage = storage
+        self._which = which
+        self._clock = clock
+        self._foreign = foreign
+        self._refs: Iterator[CheckpointRef] = iter(())
+
+    def next(self) -> tuple[Picked | None, list[Damage]]:
+        """The next one whose records are whole, and those before it whose records are not.
+
+        Ranks: rank 0.
+        """
+        self.let_go()
+        if self.catalog is None:
+            self.catalog = discover(self._storage)
+            if self._foreign and not self.catalog.commits:
+                found = self._foreign()
+                if found is not None:
+                    return found, []
+            if self.catalog.commits:
+                refuse_newer(self._storage)
+            self._refs = candidates(self.catalog, self._which)
+        bad: list[Damage] = []
+        for ref in self._refs:
+            try:
+                info, manifest, self.hold = open_checkpoint(self.catalog, ref, self._clock)
+                return (info, manifest), bad
+            except ResilioError as error:
+                if not self.may_pass_over(error):
+                    raise
+                bad.append(passed_over(ref, error))
+        return None, bad
+
+    def may_pass_over(self, error: ResilioError) -> bool:
+        """Whether another checkpoint may be taken after `error`: the newest was asked for, and this one is damaged."""
+        return self._which == "newest" and is_damage(error)
+
+    def let_go(self) -> None:
+        """Hold nothing any more. Idempotent, never fails."""
+        if self.hold is not None:
+            self.hold.release()
+            self.hold = None
 
 
 def is_damage(error: BaseException) -> bool:

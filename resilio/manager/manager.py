@@ -16,7 +16,7 @@ from ..policies import KeepPolicy, SaveContext, SavePolicy, keep_all
 from ..ranks import Ranks, portable
 from ..state.training_state import TrainingState
 from ..storage.base import Storage
-from ..types import CheckpointInfo, Damage, Mode
+from ..types import Mode
 from .arguments import check_alike, check_constructor
 from .ballot import Ballot
 from .handle import SaveHandle

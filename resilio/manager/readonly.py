@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..clock import SystemClock
 from ..engine import Engine
 from ..errors import NoCheckpointError
 from ..hooks import open_storage
@@ -69,7 +70,7 @@ def restore(
         except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
             error = caught
         ranks.agree(error)
-        report, _ = restore_into(
+        report, picker = restore_into(
             live,
             storage,
             ranks,
@@ -79,9 +80,11 @@ def restore(
             exclude=exclude,
             rename=rename,
             strict=strict,
+            clock=SystemClock(),
             foreign=True,
             progress=progress,
         )
+        picker.let_go()
         if report.found is None:
             raise NoCheckpointError(f"{storage.url} has no checkpoint to restore from", url=storage.url)
         return report

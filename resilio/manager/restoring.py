@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ..clock import Clock
 from ..engine import Engine, ForeignCheckpoint, fill_foreign, saved_state
 from ..errors import ResilioError, RestoreError
 from ..ranks import Ranks
-from ..records.catalog import Catalog, discover
-from ..records.manifest import LoadedManifest
 from ..state.plan import RestorePlan
 from ..state.restore import plan_restore
 from ..state.tensors import local as local_tensor
 from ..state.training_state import TrainingState
 from ..storage.base import Storage
-from ..types import CheckpointInfo, CheckpointRef, Damage
+from ..types import Damage
 from .arguments import check_restore
 from .choosing import Picker, Source, Which, nothing_left, passed_over
 from .foreign import outcomes_of_foreign, pick_foreign, without_ours

@@ -85,15 +85,15 @@ class Committer:
             failed=self.writer.failed | self.unfinished,
             begun=self.writer.begun,
             clock=self.clock,
-        )
+        ).with_pins(self.storage)
 
     def begin_fresh(self) -> None:
         """A new run over whatever is there: it has been seen, and stays behind."""
         self.writer.fresh(discover(self.storage, self.records))
 
     def restored(self, picker: Picker, chosen: CheckpointRef | None) -> None:
-        """The job goes on from `chosen`. It is held until the first save of this manager: another manager's sweep must not
-        take away what this one would need if it died before.
+        """The job goes on from `chosen`. It is held until the first save of this manager: another manager's sweep must
+        not take away what this one would need if it died before.
         """
         assert picker.catalog is not None  # rank 0 looked
         self.let_go()

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..clock import Clock, SystemClock
@@ -17,7 +17,7 @@ from . import keys
 from .abandoned import Abandonment
 from .catalog import Catalog, RecordCache, discover
 from .commits import find_commit
-from .holds import Holds
+from .holds import Holds, pins
 
 __all__ = ["OFF_LINEAGE_S", "Explanation", "Fate", "Keep", "Looked", "explain", "look"]
 
@@ -74,6 +74,27 @@ class Explanation:
     leftovers: list[Fate] = field(default_factory=list)
     refused: str | None = None
     idle: str | None = None
+
+    def with_pins(self, storage: Storage) -> Explanation:
+        """The same, each pin told with the reason that a person gave. Reads the pins."""
+        words: dict[CheckpointRef, list[str]] = {}
+        if any("pinned" in fate.reasons for fate in self.checkpoints):
+            for pin in pins(storage):
+                words.setdefault(CheckpointRef(pin.generation, pin.step), []).append(pin.because)
+
+        def told(fate: Fate) -> Fate:
+            why = f"pinned: {', '.join(words[fate.ref])}" if fate.ref in words else "pinned"
+            return replace(fate, reasons=tuple(why if one == "pinned" else one for one in fate.reasons))
+
+        return replace(self, checkpoints=[told(fate) for fate in self.checkpoints])
+
+    def __str__(self) -> str:
+        said = [text for text in (self.idle, self.refused) if text]
+        whole = [f"{fate.ref}: {'goes' if fate.goes else 'lives'}: {fate.why}" for fate in self.checkpoints]
+        left = [
+            f"{fate.attempt or fate.ref}: {'goes' if fate.goes else 'stays'}: {fate.why}" for fate in self.leftovers
+        ]
+        return "\n".join([*said, *whole, *left]) or "nothing there"
 
 
 @dataclass

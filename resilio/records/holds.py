@@ -163,7 +163,11 @@ class Lease:
         except (AccessDeniedError, OutOfSpaceError) as error:
             _log.warning("read without a lease step=%d url=%s error=%s", ref.step, storage.url, error)
         self.data = self._look()
-        self.commit = decode_commit(self.data, ref, f"{storage.url}: {keys.commit_key(ref)}")
+        try:
+            self.commit = decode_commit(self.data, ref, f"{storage.url}: {keys.commit_key(ref)}")
+        except Exception:
+            self.release()
+            raise
 
     @property
     def held(self) -> bool:
