@@ -77,16 +77,24 @@ class LocalStorage(Storage):
         if not overwrite:
             self._refuse_existing(key, final)  # before gigabytes are written in vain; `link` is what decides
         temp = final.with_name(temp_name(final.name))
-        with self._errors("create", key):
-            file = _File(self, key, self._open_new(temp))
+        file: _File | None = None
         try:
+            with self._errors("create", key):
+                file = _File(self, key, self._open_new(temp))
             yield file
             file.finish()
             self._publish(key, temp, final, overwrite=overwrite)
-        finally:
+        except BaseException:
+            self._drop(file, temp)
+            self._remove_empty(temp.parent)  # no listing would ever show it
+            raise
+        self._drop(file, temp)
+
+    def _drop(self, file: _File | None, temp: Path) -> None:
+        if file is not None:
             file.close()
-            with suppress(OSError):  # what stays is found by `incomplete`
-                temp.unlink()
+        with suppress(OSError):  # what stays is found by `incomplete`
+            temp.unlink()
 
     def _refuse_existing(self, key: str, final: Path) -> None:
         with self._errors("create", key):

@@ -132,7 +132,6 @@ def test_a_failed_fsync_is_never_followed_by_a_second_one(
     storage: LocalStorage, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel may have dropped the pages and report success the second time: only a new file is a retry."""
-    (root / "step").mkdir(parents=True)
     synced: list[str] = []
 
     def fsync(fd: int) -> None:
@@ -141,11 +140,30 @@ def test_a_failed_fsync_is_never_followed_by_a_second_one(
 
     monkeypatch.setattr(os, "fsync", fsync)
     for _ in range(2):
+        (root / "step").mkdir(parents=True)
         with pytest.raises(StorageError) as caught, storage.writer("step/key") as out:
             out.write(b"x")
         assert (caught.value.facts["key"], caught.value.facts["errno"]) == ("step/key", errno.EIO)
     assert len(synced) == len(set(synced)) == 2
-    assert names(root) == {"step"}
+    assert all(name.startswith(f"{root}/step/") for name in synced)
+
+
+@pytest.mark.parametrize("place", ["write", "fsync", "open"])
+def test_a_failed_create_leaves_no_folder_that_no_listing_would_show(
+    storage: LocalStorage, root: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    storage.put("a/there", b"x")
+    with monkeypatch.context() as patched:
+        if place == "open":
+            patched.setattr(
+                storage, "_open_new", lambda temp: (temp.parent.mkdir(parents=True), failing(errno.ENOSPC)())
+            )
+        else:
+            patched.setattr(os, place, failing(errno.ENOSPC))
+        for key in ("a/b/c/key", "d/key", "a/key"):
+            with pytest.raises(StorageError), storage.writer(key) as out:
+                out.write(b"x")
+    assert {path.relative_to(root).as_posix() for path in root.rglob("*")} == {"a", "a/there"}
 
 
 def test_a_failed_folder_fsync_is_an_error(storage: LocalStorage, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
