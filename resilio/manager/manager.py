@@ -94,7 +94,11 @@ class CheckpointManager(RunView):
             signals = SignalFlags(save.signals if save else ())
         except Exception as caught:  # noqa: BLE001  told to all ranks: the others wait in the next line
             error = caught
-        self._ranks = Ranks.connect(timeout_s)
+        try:
+            self._ranks = Ranks.connect(timeout_s)
+        except BaseException:
+            signals.close()
+            raise
         try:
             self._ranks.agree(error)
             check_alike(self._ranks, self._storage, repr((self._storage.url, save, mode, fresh, digest)))

@@ -213,6 +213,8 @@ def section(heading: str) -> str:
         ("### `resilio.json`", [schema.RunRecord]),
         ("### `generations/<n>.json`", [schema.GenerationRecord]),
         ("### `commits/<step>-g<generation>.json`", [schema.CommitRecord]),
+        ("### `pins/<step>-g<generation>-<hex>.json`", [schema.PinRecord]),
+        ("### `leases/<step>-g<generation>-<hex>.json`", [schema.LeaseRecord]),
         ("### `manifest.json`", [schema.Manifest]),
         ("### `manifest-<rank>.json`", [schema.ManifestPart, schema.TensorRecord, schema.Piece]),
     ],
