@@ -231,3 +231,14 @@ def test_every_tag_and_reserved_folder_is_described() -> None:
     text = (ROOT / "docs/format.md").read_text("utf-8")
     for folder in (keys.PINS, keys.LEASES, keys.QUARANTINE, keys.PROOFS, keys.WITNESS, keys.JOURNAL):
         assert f"`{folder}`" in text
+
+
+def test_every_test_named_in_the_readme_is_there() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "README.md").read_text("utf-8")))
+    there = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text("utf-8"), re.M)
+    }
+    assert len(named) > 10
+    assert named <= there
