@@ -275,15 +275,19 @@ def test_own_checkpoints_are_restored_without_unpickling_anything(tmp_path, mark
         ckpt.save(1)
     payload = pickle.dumps(Runs(marker))
     folder = next((tmp_path / "run").glob("step-*"))
-    assert (folder / ".metadata").exists()
-    for path in (folder / ".metadata", tmp_path / "run" / ".metadata"):
-        path.unlink(missing_ok=True)
-        path.write_bytes(payload)
+    stray, own = tmp_path / "run" / ".metadata", folder / ".metadata"
+    stray.write_bytes(payload)  # beside the run's own records: not looked at
     live = Small(9)
     assert resilio.restore(tmp_path / "run", {"model": live}).step == 1
     assert_same(dict(live.state_dict()), dict(model.state_dict()))
-    with CheckpointManager(str(tmp_path / "run"), {"model": Small(9)}) as ckpt:
-        assert ckpt.restore().step == 1
+    saved = own.read_bytes()
+    assert len(payload) < len(saved)
+    own.unlink()
+    own.write_bytes(payload + bytes(len(saved) - len(payload)))  # of the right size: compared by digest, never decoded
+    with pytest.raises(IntegrityError, match=r"\.metadata is damaged"):
+        resilio.restore(tmp_path / "run", {"model": live})
+    with CheckpointManager(str(tmp_path / "run"), {"model": Small(9)}) as ckpt, pytest.raises(IntegrityError):
+        ckpt.restore()
     assert not marker.exists()
 
 
