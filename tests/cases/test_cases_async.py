@@ -222,7 +222,7 @@ def test_br_66_the_next_save_waits_for_the_last_one_before_it_takes_the_buffers(
             states[2] = snapshot(job)
             second = ckpt.save(2)
             if not waited:  # it took the buffers from under the first one
-                held.let_go()
+                let_go_when_waited_for(60)
             for handle in (first, second):
                 handle.result(60)
         for step, state in states.items():
