@@ -79,7 +79,11 @@ def open_checkpoint(catalog: Catalog, ref: CheckpointRef, clock: Clock) -> tuple
     try:
         hold = lease(storage, ref, clock, owner="restore")
     except NoCheckpointError as error:  # it is listed, so this is a commit record without its attempt
-        raise IntegrityError(str(error), where=str(ref), missing=True) from error
+        raise IntegrityError(
+            f"{storage.url}: {ref} is listed, but its manifest.json is missing, or it was just deleted",
+            where=str(ref),
+            missing=True,
+        ) from error
     try:
         manifest = load_manifest(storage, hold.commit)
         manifest.check_objects(storage)

@@ -268,7 +268,8 @@ def save_and_prune(rank: int, world: int, root: str, refuses: bool) -> tuple[int
             job.train_step()
             handle = ckpt.step(step)
             assert handle is not None and handle.result(60).step == step
-        listed = [info.step for info in ckpt.checkpoints()]
+    # After the end: rank 1 hears of the last commit before rank 0 has swept.
+    listed = [info.step for info in ckpt.checkpoints()]
     with pytest.raises(ConfigError, match=r"rank 1.*other arguments") as caught:
         CheckpointManager("runs/relative", job.state())
     return len(storage.deleted), listed, str(caught.value)
@@ -321,7 +322,8 @@ def test_br_54_a_copy_to_another_store_and_back_is_the_same_run_and_nothing_of_i
         assert (report.step, report.passed_over) == (2, ())
         assert ckpt.verify(1) == ckpt.verify(2) == []
         assert_same(snapshot(twin), want)
-        assert files(back) == before  # a manager that starts deletes nothing
+        now = {key: data for key, data in files(back).items() if not key.startswith("leases/")}
+        assert now == before  # a manager that starts deletes nothing, and adds nothing but its hold
         twin.train_step()
         ckpt.save(3)
         assert [info.step for info in ckpt.checkpoints()] == [3]
