@@ -284,16 +284,28 @@ def test_br_52_one_rank_prunes_and_a_deletion_that_fails_does_not_fail_training(
     assert not (tmp_path / "runs").exists()
 
 
-def test_br_52_what_is_gone_already_counts_as_deleted(tmp_path: Any) -> None:
-    live = {"x": 0}
-    with CheckpointManager(f"file://{tmp_path}", {"live": live}, keep=keep_last(1), mode="sync") as ckpt:
+class Raced(LocalStorage):
+    """Somebody else is quicker with every deletion."""
+
+    def delete(self, keys: Any) -> None:
+        keys = list(keys)
+        for key in keys:
+            (Path(self.root) / key).unlink()
+        super().delete(keys)
+
+
+def test_br_52_what_somebody_else_has_deleted_counts_as_deleted(tmp_path: Any, caplog: Any) -> None:
+    with (
+        caplog.at_level(logging.INFO, "resilio"),
+        CheckpointManager(Raced(tmp_path), {"live": {"x": 0}}, keep=keep_last(1), mode="sync") as ckpt,
+    ):
         ckpt.restore()
-        ckpt.save(1)
-        (folder_of(tmp_path, 1) / "__0_0.digests").unlink()  # somebody else prunes as well
-        ckpt.save(2)
-        shutil.rmtree(folder_of(tmp_path, 2))
-        ckpt.save(3)
+        for step in (1, 2, 3):
+            ckpt.save(step)
         assert [info.step for info in ckpt.checkpoints()] == [3]
+    assert len(list(tmp_path.glob("step-*"))) == 1
+    swept = [record.getMessage() for record in caplog.records if record.getMessage().startswith("swept")]
+    assert swept == [f"swept checkpoints=[{step}] leftovers=0 failed=[]" for step in (1, 2)]
 
 
 # --------------------------------------------------------------------------------- BR-54: copies, there and back again
