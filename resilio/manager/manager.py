@@ -57,8 +57,7 @@ class CheckpointManager(RunView):
         clock: the machine's, unless a test says otherwise.
 
     Raises:
-        ConfigError: it cannot work this way; nothing was done.
-        RanksDisagreeError: ranks were given different arguments.
+        ConfigError: it cannot work this way, or ranks were given different arguments; nothing was done.
 
     Ranks: all; the constructor, `step`, `save`, `restore` and `close` are collective, with the same arguments
         everywhere (metrics are rank 0's).
@@ -102,18 +101,18 @@ class CheckpointManager(RunView):
         try:
             self._ranks.agree(error)
             check_alike(self._ranks, self._storage, repr((self._storage.url, save, mode, fresh, digest)))
-        except ResilioError:
+            # Rank 0 alone talks to the commit protocol; the others learn of it through what it tells them.
+            self._committer = Committer(self._storage, keep or keep_all(), self._clock, digest)
+            if fresh:
+                self._ranks.from_coordinator(self._committer.begin_fresh)
+        except BaseException:
             self._ranks.close()
             signals.close()
             raise
         self._ballot = Ballot(self._ranks, save, self._clock, signals)
+        self._engine = Engine(self._storage, self._ranks, digest)
         if self._ranks.coordinator and not self._storage.capabilities.create_if_absent:
             _log.warning("store cannot create if absent: never run two managers on it url=%s", self._storage.url)
-        self._engine = Engine(self._storage, self._ranks, digest)
-        # Rank 0 alone talks to the commit protocol; the others learn of it through what it tells them.
-        self._committer = Committer(self._storage, keep or keep_all(), self._clock, digest)
-        if fresh:
-            self._ranks.from_coordinator(self._committer.begin_fresh)
         self._pending: SaveHandle | None = None
         self._stop = False
         self._latest: SaveHandle | None = None  # of this life, for "saving the same step twice"

@@ -11,7 +11,7 @@ import pytest
 from workload import build
 
 from resilio import CheckpointManager, save_every, save_on_signal
-from resilio.errors import ConfigError
+from resilio.errors import ConfigError, FormatError
 from resilio.testing.worlds import run_world
 
 
@@ -87,4 +87,14 @@ def test_it_is_refused_outside_the_main_thread(tmp_path):
     thread.start()
     thread.join()
     assert "main thread" in str(caught[0])
+    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+
+
+def test_a_manager_that_cannot_be_made_leaves_the_handlers_as_they_were(tmp_path):
+    with CheckpointManager(f"file://{tmp_path}", {"n": {"x": 1}}) as ckpt:
+        ckpt.restore()
+        ckpt.save(1)
+    next(tmp_path.glob("generations/*")).write_bytes(b"{}")
+    with pytest.raises(FormatError):  # `fresh` must look at the run that it leaves
+        CheckpointManager(f"file://{tmp_path}", {"n": {"x": 1}}, save=save_on_signal("SIGUSR2"), fresh=True)
     assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
