@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from ..clock import Clock
 from ..engine import ForeignCheckpoint
 from ..errors import (
-    AccessDeniedError,
     AuthExpiredError,
     ConfigError,
     FormatError,
@@ -162,7 +161,7 @@ def is_damage(error: BaseException) -> bool:
     """
     if isinstance(error, (*_PASSING, NewerFormatError)):
         return False
-    return isinstance(error, (IntegrityError, FormatError, StorageError, AccessDeniedError))
+    return isinstance(error, (IntegrityError, FormatError, StorageError))
 
 
 def passed_over(ref: CheckpointRef, error: ResilioError) -> Damage:

@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -208,5 +209,6 @@ class SaveJob:
             )
 
 
+@cache
 def _versions() -> dict[str, str]:
     return {"resilio": version("resilio-ckpt"), "torch": str(torch.__version__), "python": platform.python_version()}

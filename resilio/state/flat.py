@@ -8,7 +8,6 @@ holds, without its data; a plan made from it and the live objects says what to r
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -108,7 +107,3 @@ class Outcome:
     component: str
     how: Literal["exact", "re-derived", "stayed live"]
     note: str = ""
-
-
-# Fills each tensor of the dict in place from the checkpoint, or raises; the engine's side of a restore.
-Fill = Callable[[dict[str, torch.Tensor]], None]
