@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 from ..clock import Clock
@@ -24,10 +25,13 @@ from ..records.holds import Lease, lease
 from ..records.keys import METADATA, attempt_key
 from ..records.manifest import LoadedManifest, load_manifest
 from ..records.run import refuse_newer
+from ..records.unfinished import unfinished
 from ..storage.base import Storage
 from ..types import CheckpointInfo, CheckpointRef, Damage
 
 __all__ = ["Picked", "Picker", "Source", "Which", "candidates", "is_damage", "nothing_left", "passed_over"]
+
+_log = logging.getLogger("resilio")
 
 Which = int | str
 Source = LoadedManifest | ForeignCheckpoint
@@ -62,7 +66,13 @@ def candidates(catalog: Catalog, which: Which) -> Iterator[CheckpointRef]:
         return reversed(catalog.lineage)
     if not isinstance(which, int) or isinstance(which, bool):
         raise ConfigError(f"restore(which={which!r}): which is 'newest' or the number of a step", which=which)
-    return iter([catalog.find(which)])
+    try:
+        return iter([catalog.find(which)])
+    except NoCheckpointError as error:
+        begun = [one for one in unfinished(catalog, None) if one.facts["ref"].step == which]
+        if not begun:
+            raise
+        raise NoCheckpointError(f"{error}. {begun[0]}", **error.facts) from None
 
 
 def open_checkpoint(catalog: Catalog, ref: CheckpointRef, clock: Clock) -> tuple[CheckpointInfo, LoadedManifest, Lease]:
@@ -142,6 +152,21 @@ class Picker:
                     raise
                 bad.append(passed_over(ref, error))
         return None, bad
+
+    def unfinished(self, chosen: CheckpointRef | None) -> list[Damage]:
+        """Saves begun after `chosen` (None: nothing was found) that never became a checkpoint.
+
+        Only told where the newest was asked for; and a listing that fails is no reason to fail a restore.
+
+        Ranks: rank 0.
+        """
+        if self._which != "newest" or self.catalog is None:
+            return []
+        try:
+            return unfinished(self.catalog, chosen)
+        except ResilioError as error:
+            _log.warning("cannot tell which saves did not end url=%s error=%s", self._storage.url, error)
+            return []
 
     def may_pass_over(self, error: ResilioError) -> bool:
         """Whether another checkpoint may be taken after `error`: the newest was asked for, and this one is damaged."""

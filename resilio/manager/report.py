@@ -18,6 +18,8 @@ class RestoreReport:
         found: the checkpoint, None if the run has none (and the job starts at step 0).
         outcomes: one per component: exact, re-derived for another world, or stayed live.
         passed_over: newer checkpoints of the lineage that are damaged, newest first, and why each was not taken.
+        unfinished: saves begun after it that never became a checkpoint, newest first, and what each lacks. Only looked
+            for where the newest was asked for.
         read_bytes: bytes of tensors this rank read.
         seconds: from the choice to the last applied value, on this rank.
     """
@@ -25,6 +27,7 @@ class RestoreReport:
     found: CheckpointInfo | None
     outcomes: tuple[Outcome, ...] = ()
     passed_over: tuple[Damage, ...] = ()
+    unfinished: tuple[Damage, ...] = ()
     read_bytes: int = 0
     seconds: float = 0.0
 
@@ -41,9 +44,9 @@ class RestoreReport:
         return f"<RestoreReport {', '.join([*parts, *passed])}>"
 
     def __str__(self) -> str:
-        if self.found is None:
-            return "no checkpoint: a new run"
-        lines = [f"restored {self.found.ref} of {self.found.world} rank(s) in {self.seconds:.2f} s"]
+        lines = ["no checkpoint: a new run"]
+        if self.found is not None:
+            lines = [f"restored {self.found.ref} of {self.found.world} rank(s) in {self.seconds:.2f} s"]
         lines += [f"  {o.component}: {o.how}{f' ({o.note})' if o.note else ''}" for o in self.outcomes]
-        lines += [f"  passed over {damage}" for damage in self.passed_over]
+        lines += [f"  passed over {damage}" for damage in (*self.passed_over, *self.unfinished)]
         return "\n".join(lines)

@@ -16,7 +16,7 @@ from workload import assert_same, build, snapshot
 
 import resilio
 from resilio import CheckpointManager, keep_all, keep_last, open_storage, save_every
-from resilio.errors import AccessDeniedError, ConfigError, IntegrityError
+from resilio.errors import AccessDeniedError, ConfigError, IntegrityError, NoCheckpointError
 from resilio.storage import LocalStorage
 from resilio.storage.memory import MemoryStorage
 from resilio.testing.worlds import Killed, WorldError, run_world
@@ -174,12 +174,31 @@ def test_br_33_an_incomplete_newest_checkpoint_gives_way_to_the_complete_one(tmp
     with CheckpointManager(url, {"live": live}, mode="sync") as ckpt:
         report = ckpt.restore()
         assert (report.step, live, ckpt.next_step) == (100, {"x": 100}, 101)
-        # Without a commit record it never was a checkpoint; with one, what it lacks is said.
-        assert [str(one) for one in report.passed_over if lacks in str(one)] == [str(one) for one in report.passed_over]
-        assert len(report.passed_over) == (0 if lacks == "commit" else 1)
+        # Without a commit record it never was a checkpoint; with one, it is a damaged one. What it lacks is said.
+        told, other = report.passed_over, report.unfinished
+        if lacks == "commit":
+            told, other = other, told
+        assert [one.facts["ref"].step for one in told] == [200]
+        assert lacks in str(told[0]) and str(told[0]) in str(report)
+        assert not other
         live["x"] = 300
         ckpt.save(300)
     assert resilio.restore(url, {"live": live}).step == 300
+
+
+def test_br_33_a_first_save_that_never_ended_is_told_and_is_no_checkpoint_by_number_either(tmp_path: Any) -> None:
+    url = f"file://{tmp_path}"
+    with pytest.raises(WorldError):
+        run_world(save_step_1, 1, url, 1.0, init=False, env={"RESILIO_FAILPOINTS": "save.before_manifest=kill"})
+    with CheckpointManager(url, {"live": {"x": 1}}, mode="sync") as ckpt:
+        report = ckpt.restore()
+        (never,) = report.unfinished
+        assert report.found is None and "did not end" in str(never) and str(never) in str(report)
+        with pytest.raises(NoCheckpointError, match=rf"{never.where}.*did not end"):
+            ckpt.restore(1)
+        ckpt.save(5)  # a later generation's, so not newer than what is found now
+    with CheckpointManager(url, {"live": {"x": 1}}, mode="sync") as ckpt:
+        assert ckpt.restore().unfinished == ()
 
 
 # ------------------------------------------------------------------------------------ BR-51: names that look like ours

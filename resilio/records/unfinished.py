@@ -1,0 +1,41 @@
+"""Saves that were begun after a checkpoint and never became one: what a person looking for the newest would ask about."""
+
+from __future__ import annotations
+
+from ..types import CheckpointRef, Damage
+from . import keys
+from .catalog import Catalog
+
+__all__ = ["unfinished"]
+
+
+def unfinished(catalog: Catalog, after: CheckpointRef | None) -> list[Damage]:
+    """Attempts newer than `after` that have no commit record, newest first, and what each lacks.
+
+    Args:
+        catalog: what the run held.
+        after: the checkpoint that was chosen; None: all attempts.
+
+    Raises:
+        StorageError: the store could not be listed.
+
+    Blocks: for one listing of all attempts.
+    """
+    committed = set(catalog.commits)
+    held: dict[str, set[str]] = {}
+    for info in catalog.storage.list(keys.STEP_PREFIX):
+        found = keys.split_attempt_key(info.key)
+        if found:
+            held.setdefault(found[0], set()).add(found[1])
+    findings = []
+    for attempt, names in held.items():
+        ref = keys.parse_attempt(attempt)
+        if ref is not None and ref not in committed and (after is None or ref > after):
+            # A manifest is written when all ranks have ended, and last: with one, only the record is wanting.
+            what = (
+                "has no commit record: the save died just before it, or the record was deleted"
+                if keys.MANIFEST in names
+                else "has no commit record: the save did not end, or has yet to"
+            )
+            findings.append(Damage(attempt, what, {"ref": ref}))
+    return sorted(findings, key=lambda finding: (finding.facts["ref"], finding.where), reverse=True)
