@@ -14,10 +14,10 @@ from ..state.saved import Problems, Rename, SavedView, Selection
 from ..storage.base import Storage
 from ..types import CheckpointInfo, CheckpointRef
 
-__all__ = ["outcomes_of_foreign", "pick_foreign", "without_ours"]
+__all__ = ["ABSENT", "outcomes_of_foreign", "pick_foreign"]
 
 # What only resilio saves: a checkpoint of somebody else cannot lack it.
-_OURS = ("rng", "buffers_np")
+ABSENT = ("rng", "buffers_np")
 
 _log = logging.getLogger("resilio")
 
@@ -62,11 +62,6 @@ def pick_foreign(
     ref = CheckpointRef(generation=0, step=state.step)
     info = CheckpointInfo(ref, attempt="", time_s=found.modified_s or 0.0, world=1, size_bytes=found.size_bytes)
     return info, replace(found, state=state)
-
-
-def without_ours(exclude: Iterable[str] | None) -> tuple[str, ...]:
-    """`exclude`, and what plain DCP checkpoints never have."""
-    return (*(exclude or ()), *_OURS)
 
 
 def outcomes_of_foreign(outcomes: Iterable[Outcome]) -> tuple[Outcome, ...]:

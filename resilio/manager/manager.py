@@ -298,7 +298,7 @@ class CheckpointManager(RunView):
     # ------------------------------------------------------------------------------------------------------- internals
 
     def _save(self, step: int, metrics: Mapping[str, Any] | None, reason: str) -> SaveHandle:
-        if self._latest and self._latest.step == step:
+        if self._latest and self._latest.step == step and not self._failed():
             return self._latest
         self._settle()
         flat: Any = None
@@ -327,6 +327,12 @@ class CheckpointManager(RunView):
         if self._mode == "sync":
             self._settle()
         return self._latest
+
+    def _failed(self) -> bool:
+        """Whether the save in flight is known to have failed on some rank. Collective."""
+        self._ballot.drop()
+        handle = self._pending
+        return any(self._ranks.gather(handle is not None and handle.done() and handle.exception() is not None))
 
     def _settle(self) -> None:
         """Wait for the save in flight and raise its failure, on all ranks. Collective."""

@@ -17,8 +17,8 @@ from ..state.training_state import TrainingState
 from ..storage.base import Storage
 from ..types import Damage
 from .arguments import check_restore
-from .choosing import Picker, Source, Which, nothing_left, passed_over
-from .foreign import outcomes_of_foreign, pick_foreign, without_ours
+from .choosing import Picked, Picker, Source, Which, nothing_left, passed_over
+from .foreign import ABSENT, outcomes_of_foreign, pick_foreign
 from .progress import ReadProgress
 from .report import RestoreReport
 
@@ -80,13 +80,14 @@ def _restore(
     passed: list[Damage] = []
     while True:
         # One rank looks and tells the others: two ranks that list a store may see two different newest checkpoints.
-        picked, bad = ranks.from_coordinator(picker.next, RestoreError)
+        picked, bad, never = ranks.from_coordinator(lambda: _choose(picker), RestoreError)
         _warn(bad, ranks)
         passed += bad
         if picked is None:
             if passed:
                 raise nothing_left(storage.url, passed)
-            return RestoreReport(found=None)
+            _tell(never, ranks)
+            return RestoreReport(found=None, unfinished=tuple(never))
         info, source = picked
         plan = _plan(state, source, ranks, only, exclude, rename, strict)
         needed_bytes = sum(local_tensor(tensor).nbytes for tensor in plan.scratch.values())
@@ -106,11 +107,13 @@ def _restore(
             _warn(bad, ranks)
             passed += bad
         del plan  # its scratch memory, before the next one's
+    _tell(never, ranks)
     outcomes = plan.apply(lambda failed: ranks.agree(failed, RestoreError))
     report = RestoreReport(
         found=info,
         outcomes=outcomes_of_foreign(outcomes) if isinstance(source, ForeignCheckpoint) else tuple(outcomes),
         passed_over=tuple(passed),
+        unfinished=tuple(never),
         read_bytes=bar.done_bytes,
         seconds=time.monotonic() - started,
     )
@@ -134,7 +137,6 @@ def _plan(
     """The plan of this rank; an error of any rank on all."""
     error: BaseException | None = None
     plan = RestorePlan()
-    is_foreign = isinstance(source, ForeignCheckpoint)
     try:
         plan = plan_restore(
             state,
@@ -142,7 +144,8 @@ def _plan(
             rank=ranks.rank,
             world=ranks.world,
             only=only,
-            exclude=without_ours(exclude) if is_foreign else exclude,
+            exclude=exclude,
+            absent=ABSENT if isinstance(source, ForeignCheckpoint) else (),
             rename=rename,
             strict=strict,
         )
@@ -150,6 +153,19 @@ def _plan(
         error = caught
     ranks.agree(error, RestoreError)
     return plan
+
+
+def _choose(picker: Picker) -> tuple[Picked | None, list[Damage], list[Damage]]:
+    """The next one to try, the damaged ones before it, and the saves since that never became a checkpoint."""
+    picked, bad = picker.next()
+    if picked is not None and isinstance(picked[1], ForeignCheckpoint):
+        return picked, bad, []
+    return picked, bad, picker.unfinished(picked[0].ref if picked else None)
+
+
+def _tell(never: list[Damage], ranks: Ranks) -> None:
+    for attempt in never if ranks.coordinator else ():
+        _log.warning("passed over a save that never became a checkpoint %s", attempt)
 
 
 def _warn(bad: list[Damage], ranks: Ranks) -> None:

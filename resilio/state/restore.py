@@ -29,6 +29,7 @@ def plan_restore(
     world: int,
     only: Iterable[str] | str | None = None,
     exclude: Iterable[str] | str | None = None,
+    absent: Iterable[str] = (),
     rename: Rename | None = None,
     strict: bool = True,
 ) -> RestorePlan:
@@ -41,16 +42,17 @@ def plan_restore(
         world: number of ranks now.
         only: component names (``"model"``), prefixes or glob patterns of live-side flat keys; all by default.
         exclude: the same for what stays as it is.
+        absent: the same, for what this kind of checkpoint never has: no need for it to match anything.
         rename: saved prefix -> live prefix, or a function of saved flat keys. An optimizer follows its model's names.
         strict: whether what is on one side only is an error. Other shapes and dtypes always are.
 
     Raises:
         MismatchError: lists everything that does not fit.
-        ConfigError: a pattern of `only` matches nothing, or `rename` maps two keys to one.
+        ConfigError: a pattern of `only` or `exclude` matches nothing, or `rename` maps two keys to one.
 
     Ranks: local; all come to the same result.
     """
-    ctx = Context(state, saved, rank, world, Selection(only, exclude), rename, strict)
+    ctx = Context(state, saved, rank, world, Selection(only, exclude, absent), rename, strict)
     return _Planner(ctx).plan()
 
 
@@ -89,8 +91,9 @@ class _Planner:
         self._leftovers()
         unused = self.ctx.select.unused()
         if unused:
+            argument = "only" if unused[0] in (self.ctx.select.only or ()) else "exclude"
             raise ConfigError(
-                f"only={unused[0]!r} matches nothing; the checkpoint has "
+                f"{argument}={unused[0]!r} matches nothing; the checkpoint has "
                 f"{', '.join(map(str, self.ctx.saved.saved.tree))}"
             )
         self.ctx.problems.raise_if_any(self.ctx.saved.saved.step)

@@ -52,11 +52,15 @@ class Selection:
     Args:
         only: patterns of what is wanted; None is all.
         exclude: patterns of what is not.
+        absent: the same, of what need not be there.
     """
 
-    def __init__(self, only: Iterable[str] | str | None, exclude: Iterable[str] | str | None) -> None:
+    def __init__(
+        self, only: Iterable[str] | str | None, exclude: Iterable[str] | str | None, absent: Iterable[str] = ()
+    ) -> None:
         self.only = patterns(only, "only")
-        self.exclude = patterns(exclude, "exclude") or ()
+        self._asked = (*(self.only or ()), *(patterns(exclude, "exclude") or ()))
+        self.exclude = (*(patterns(exclude, "exclude") or ()), *absent)
         self._used: set[str] = set()
 
     def __call__(self, key: str, component: str) -> bool:
@@ -66,8 +70,8 @@ class Selection:
         return (self.only is None or not hits.isdisjoint(self.only)) and hits.isdisjoint(self.exclude)
 
     def unused(self) -> list[str]:
-        """Patterns of `only` that matched nothing."""
-        return [pattern for pattern in self.only or () if pattern not in self._used]
+        """Patterns of `only` and `exclude` that matched nothing."""
+        return [pattern for pattern in self._asked if pattern not in self._used]
 
 
 def _matches(pattern: str, key: str, component: str) -> bool:

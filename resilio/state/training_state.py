@@ -204,7 +204,8 @@ class TrainingState:
                 if _is_own(part, world):
                     _place(local_tree, part.path, flattener.add(("rank", str(rank), *part.path), value))
                 else:
-                    _place(tree, part.path, flattener.add(part.path, value))
+                    # Shared tensors come back shared. Ties are rank 0's, so a state of each rank's own has none.
+                    _place(tree, part.path, flattener.add(part.path, value, ties={}))
         if self.rng:
             local_tree["rng"] = flattener.add(("rank", str(rank), "rng"), capture_rng())
         tree["step"] = flattener.add(("step",), step)

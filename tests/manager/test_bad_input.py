@@ -517,6 +517,7 @@ def test_a_step_that_cannot_be_is_not_found(run):
         ({"rename": lambda key: None}, "rename gave None for"),
         ({"rename": {"model.blocks.0": "model.blocks.1"}}, "rename maps both"),
         ({"only": ["models"]}, "only='models' matches nothing; the checkpoint has model"),
+        ({"exclude": ["scheduler", "modle"]}, "exclude='modle' matches nothing; the checkpoint has model"),
         ({"strict": "no"}, "strict='no': it is True or False"),
     ],
     ids=str,
