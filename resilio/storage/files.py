@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["final_name", "is_temp", "make_folders", "open_to_read", "same_file", "sync_folder", "temp_name"]
+from .disk import Disk
+
+__all__ = ["final_name", "is_temp", "make_folders", "open_to_read", "same_file", "temp_name"]
 
 _TEMP = re.compile(r"\.tmp-\d+-[0-9a-f]{16}-(?P<name>.+)")
 _NAME_LIMIT = 255  # bytes; what Linux filesystems allow a single name
@@ -41,7 +43,7 @@ def same_file(one: Path, other: Path) -> bool:
     return False
 
 
-def make_folders(folder: Path) -> None:
+def make_folders(folder: Path, disk: Disk) -> None:
     """Make `folder` and what is missing above it, durably."""
     missing = []
     while not folder.exists():
@@ -49,20 +51,8 @@ def make_folders(folder: Path) -> None:
         folder = folder.parent
     for new in reversed(missing):
         with suppress(FileExistsError):  # exist_ok would look again, and by then somebody may have removed it
-            new.mkdir()
-        sync_folder(new.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # the filesystem knows no such thing
-            raise
-    finally:
-        os.close(fd)
+            disk.mkdir(new)
+        disk.sync_folder(new.parent)
 
 
 @contextmanager

@@ -24,7 +24,8 @@ from ..errors import (
     StorageError,
 )
 from .base import Buffer, Capabilities, Incomplete, ObjectInfo, Storage, Writer, byte_view, check_key, check_prefix
-from .files import final_name, is_temp, make_folders, open_to_read, same_file, sync_folder, temp_name
+from .disk import DISK, Disk
+from .files import final_name, is_temp, make_folders, open_to_read, same_file, temp_name
 
 __all__ = ["LocalStorage", "open_local"]
 
@@ -52,12 +53,14 @@ class LocalStorage(Storage):
 
     Args:
         root: the folder; a relative one is taken from the current directory now.
+        disk: what changes the filesystem.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], disk: Disk = DISK) -> None:
         self.root = os.path.abspath(os.fspath(root))  # noqa: PTH100  pathlib drops ".." only by following links
         self.url = f"file://{self.root}"
         self.capabilities = Capabilities(local_path=self.root)
+        self._disk = disk
 
     # ---- writing
 
@@ -94,7 +97,7 @@ class LocalStorage(Storage):
         if file is not None:
             file.close()
         with suppress(OSError):  # what stays is found by `incomplete`
-            temp.unlink()
+            self._disk.unlink(temp)
 
     def _refuse_existing(self, key: str, final: Path) -> None:
         with self._errors("create", key):
@@ -109,8 +112,8 @@ class LocalStorage(Storage):
     def _open_new(self, temp: Path) -> int:
         for _ in range(_FOLDER_TRIES):
             with suppress(FileNotFoundError):
-                make_folders(temp.parent)
-                return os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+                make_folders(temp.parent, self._disk)
+                return self._disk.create(temp)
         raise OSError(
             errno.EBUSY,
             f"{temp.parent} cannot be made here, or was removed by somebody else each of {_FOLDER_TRIES} times",
@@ -119,19 +122,19 @@ class LocalStorage(Storage):
     def _publish(self, key: str, temp: Path, final: Path, *, overwrite: bool) -> None:
         with self._errors("publish", key):
             if overwrite:
-                temp.replace(final)
+                self._disk.replace(temp, final)
             else:
                 try:
-                    os.link(temp, final)
+                    self._disk.link(temp, final)
                 except OSError as error:
                     if not same_file(temp, final):  # else only the answer was lost, as happens on NFS: it was ours
                         raise self._not_linked(error, key, final) from error
-                temp.unlink()
+                self._disk.unlink(temp)
             # Up to the root: another rank may have made a folder in between and not be through with its own fsync.
             # If one of these fails the object is there already, but whether it stays is not known.
             for folder in [final.parent, *final.parent.parents]:
                 with suppress(FileNotFoundError):  # object and folder were deleted since
-                    sync_folder(folder)
+                    self._disk.sync_folder(folder)
                 if folder == Path(self.root):
                     break
 
@@ -250,7 +253,7 @@ class LocalStorage(Storage):
         for key, path in paths:
             with self._errors("delete", key):
                 try:
-                    path.unlink()
+                    self._disk.unlink(path)
                 except (FileNotFoundError, NotADirectoryError):
                     pass
                 except IsADirectoryError:
@@ -258,13 +261,13 @@ class LocalStorage(Storage):
             touched[path.parent] = key
         for folder, key in {self._remove_empty(folder): key for folder, key in touched.items()}.items():
             with self._errors("delete", key), suppress(FileNotFoundError, NotADirectoryError):
-                sync_folder(folder)
+                self._disk.sync_folder(folder)
 
     def _remove_empty(self, folder: Path) -> Path:
         """Remove `folder` and those above it, below the root, while they are empty; returns the first that stays."""
         while folder != Path(self.root):
             try:
-                folder.rmdir()
+                self._disk.rmdir(folder)
             except FileNotFoundError:
                 pass
             except OSError:
@@ -340,13 +343,13 @@ class _File:
         done = 0
         with self._storage._errors("write", self._key):
             while done < len(view):
-                done += os.write(self._fd, view[done:])
+                done += self._storage._disk.write(self._fd, view[done:])
         return done
 
     def finish(self) -> None:
         """Make it durable, or raise. After a failed fsync the kernel may have dropped the bytes: never a second one."""
         with self._storage._errors("make durable", self._key):
-            os.fsync(self._fd)
+            self._storage._disk.sync(self._fd)
             self.modified_s = os.fstat(self._fd).st_mtime
             self.close()
 

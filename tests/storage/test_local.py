@@ -361,7 +361,7 @@ def test_a_folder_that_never_stays_is_an_error_not_a_hang(
     storage: LocalStorage, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root.mkdir()
-    monkeypatch.setattr("resilio.storage.local.make_folders", lambda folder: None)
+    monkeypatch.setattr("resilio.storage.local.make_folders", lambda folder, disk: None)
     with pytest.raises(StorageError, match="removed"):
         storage.put("folder/key", b"x")
 
