@@ -1,4 +1,4 @@
-"""Saves that were begun after a checkpoint and never became one: what a person looking for the newest would ask about."""
+"""Saves that were begun after a checkpoint and never became one: who looks for the newest would ask about them."""
 
 from __future__ import annotations
 
