@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..errors import FormatError, IntegrityError, NoCheckpointError, NotFoundError
+from ..errors import AccessDeniedError, FormatError, IntegrityError, NoCheckpointError, NotFoundError
 from ..storage.base import Storage
 from ..types import CheckpointInfo, CheckpointRef, Damage
 from . import keys, schema
@@ -80,7 +80,7 @@ class Catalog:
         for ref in sorted({pin.ref for pin in list_pins(self.storage)} - there):
             try:
                 attempt = find_commit(self.storage, ref).attempt
-            except (NotFoundError, FormatError):
+            except (NotFoundError, FormatError, AccessDeniedError):
                 continue
             if self.storage.exists(keys.attempt_key(attempt, keys.MANIFEST)):
                 found.append(ref)
@@ -141,7 +141,7 @@ class Catalog:
                 infos.append(self.info(ref))
             except NotFoundError:
                 continue
-            except (FormatError, IntegrityError) as error:
+            except (FormatError, IntegrityError, AccessDeniedError) as error:
                 damaged.append(Damage(keys.commit_key(ref), str(error), {"ref": ref}))
         return infos, damaged
 

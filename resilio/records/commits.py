@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from ..errors import FormatError, NotFoundError
+from ..errors import AccessDeniedError, FormatError, NotFoundError
 from ..storage.base import Storage
 from ..types import CheckpointRef
 from . import keys, schema
@@ -54,7 +54,7 @@ def find_commit_bytes(storage: Storage, ref: CheckpointRef) -> bytes:
                 continue
             try:
                 return read_pin(storage, pin).commit.encode()
-            except (NotFoundError, FormatError) as error:
+            except (NotFoundError, FormatError, AccessDeniedError) as error:
                 _log.warning("pin passed over key=%s error=%s", pin.key, error)
         raise
 

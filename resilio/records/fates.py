@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..clock import Clock, SystemClock
-from ..errors import FormatError, IntegrityError, NotFoundError, StorageError
+from ..errors import AccessDeniedError, FormatError, IntegrityError, NotFoundError, StorageError
 from ..storage.base import Incomplete, Storage
 from ..types import CheckpointInfo, CheckpointRef
 from . import keys
@@ -227,11 +227,11 @@ class _Decision:
 
     def run(self, keep: Keep) -> None:
         catalog = self.looked.catalog
-        infos, absent, damaged = self._split()
+        infos, absent, damaged, gone = self._split()
         on = [info for info in infos if info.on_lineage]
         sound = self._sound(on)
         reasons = self._reasons(on, sound, keep)
-        attempts = self._attempts(damaged)
+        attempts = self._attempts(damaged.keys() | gone)
         whole = [self._checkpoint(info, reasons, sound) for info in infos]
         whole += [fate for fate in attempts if fate.kind == "checkpoint"]
         for ref, why in damaged.items():
@@ -244,16 +244,20 @@ class _Decision:
             *(fate for fate in attempts if fate.kind == "attempt"),
         ]
 
-    def _split(self) -> tuple[list[CheckpointInfo], list[CheckpointRef], dict[CheckpointRef, str]]:
-        """Whole checkpoints, records whose attempt has no manifest, records that cannot be read and why."""
+    def _split(
+        self,
+    ) -> tuple[list[CheckpointInfo], list[CheckpointRef], dict[CheckpointRef, str], set[CheckpointRef]]:
+        """Whole checkpoints, records without a manifest, those that cannot be read and why, those gone since listed."""
         catalog = self.looked.catalog
         infos: list[CheckpointInfo] = []
         absent: list[CheckpointRef] = []
         damaged: dict[CheckpointRef, str] = {}
+        gone: set[CheckpointRef] = set()
         for ref in [*catalog.off_lineage, *catalog.lineage]:
             try:
                 info = catalog.info(ref)
             except NotFoundError:
+                gone.add(ref)
                 continue
             except (FormatError, IntegrityError, StorageError) as error:
                 damaged[ref] = str(error)
@@ -263,7 +267,7 @@ class _Decision:
                 infos.append(info)
             else:
                 absent.append(ref)
-        return infos, absent, damaged
+        return infos, absent, damaged, gone
 
     def _sound(self, on: list[CheckpointInfo]) -> list[CheckpointRef]:
         quarantined = [info.key for info in self.looked.catalog.storage.list(keys.QUARANTINE)]
@@ -307,14 +311,17 @@ class _Decision:
         why = "its attempt has no manifest" if goes else "its attempt has no manifest, but it is the newest record"
         return self._fate("record", ref, goes, [why], attempt=catalog.read(ref).attempt)
 
-    def _attempts(self, damaged: Collection[CheckpointRef]) -> list[Fate]:
-        """What has no commit record: leftovers, attempts under way, checkpoints for whose record a pin stands in."""
+    def _attempts(self, unread: Collection[CheckpointRef]) -> list[Fate]:
+        """What has no commit record: leftovers, attempts under way, checkpoints for whose record a pin stands in.
+
+        Of those in `unread` a record was listed: which attempt it names is not known, so none of them is a leftover.
+        """
         catalog = self.looked.catalog
         committed = {catalog.cache[ref].attempt for ref in catalog.commits if ref in catalog.cache}
         found = []
         for name in sorted(self.looked.folders.keys() | self.looked.dangling.keys()):
             ref = keys.parse_attempt(name)
-            if ref is None or name in committed or ref in damaged:
+            if ref is None or name in committed or ref in unread:
                 continue
             info = self._pinned(ref, name)
             if info:
@@ -337,7 +344,7 @@ class _Decision:
             return None
         try:
             record = find_commit(catalog.storage, ref)
-        except (NotFoundError, FormatError):
+        except (NotFoundError, FormatError, AccessDeniedError):
             return None
         return catalog.info_of(ref, record) if record.attempt == attempt else None
 

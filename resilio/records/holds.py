@@ -102,7 +102,7 @@ def pins(storage: Storage) -> list[schema.PinRecord]:
             found.append(read_pin(storage, one))
         except NotFoundError:
             continue
-        except FormatError as error:
+        except (FormatError, AccessDeniedError) as error:
             _log.warning("pin passed over key=%s error=%s", one.key, error)
     return found
 
@@ -303,7 +303,7 @@ class Holds:
         try:
             where = f"{self._storage.url}: {info.key}"
             record = schema.decode(self._storage.get(info.key), schema.LeaseRecord, where)
-        except (NotFoundError, FormatError):
+        except (NotFoundError, FormatError, AccessDeniedError):
             return False
         if info.modified_s is not None and self._now_s is not None:
             age_s = self._now_s - info.modified_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 
-from ..errors import AlreadyExistsError, FormatError, IntegrityError, NewerFormatError, NotFoundError
+from ..errors import AccessDeniedError, AlreadyExistsError, FormatError, IntegrityError, NewerFormatError, NotFoundError
 from ..storage.base import Storage
 from . import keys, schema
 
@@ -38,7 +38,7 @@ def refuse_newer(storage: Storage) -> None:
         read_run(storage)
     except NewerFormatError:
         raise
-    except FormatError:
+    except (FormatError, AccessDeniedError):
         pass
 
 

@@ -49,7 +49,8 @@ class LocalStorage(Storage):
     """Files under one folder.
 
     The folder need not exist: reading then finds nothing, writing makes it. Names that look like our temporary files
-    are no keys. Symbolic links below the folder are neither listed nor followed. The filesystem must offer hard links.
+    are no keys. Symbolic links, pipes and sockets below the folder are listed, since somebody put them where an object
+    belongs, but never followed or read: that is an error. The filesystem must offer hard links.
 
     Args:
         root: the folder; a relative one is taken from the current directory now.
@@ -197,7 +198,7 @@ class LocalStorage(Storage):
         return ObjectInfo(key, found.st_size, found.st_mtime)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See `Storage.list`."""
+        """See `Storage.list`. A file where the prefix has a folder is a StorageError."""
         found = [
             ObjectInfo(key, info.st_size, info.st_mtime)
             for key, path, info in self._walk(prefix)
@@ -206,7 +207,7 @@ class LocalStorage(Storage):
         return iter(sorted(found, key=lambda info: info.key))
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, Path, os.stat_result]]:
-        """Every file, with the key that it has or, if temporary, would have had."""
+        """Whatever is no folder, with the key that it has or, if temporary, would have had."""
         folder = check_prefix(prefix).rpartition("/")[0]
         todo = [(f"{folder}/", self._path(folder))] if folder else [("", Path(self.root))]
         while todo:
@@ -219,7 +220,7 @@ class LocalStorage(Storage):
                     with suppress(FileNotFoundError):  # deleted while we looked
                         if entry.is_dir(follow_symlinks=False):
                             todo.append((f"{key}/", Path(entry.path)))
-                        elif entry.is_file(follow_symlinks=False) and _is_key(key):
+                        elif _is_key(key):
                             yield key, Path(entry.path), entry.stat(follow_symlinks=False)
 
     def _entries(self, folder: Path) -> Sequence[os.DirEntry[str]]:
@@ -228,10 +229,17 @@ class LocalStorage(Storage):
                 return [*entries]
         except FileNotFoundError:
             return ()
-        except NotADirectoryError:
-            if self._no_folder():  # nothing can ever be stored here: that is no empty store
+        except NotADirectoryError as error:
+            if self._no_folder():
                 raise
-            return ()
+            # Not the same as nothing: what lay there may be whole elsewhere, and must not be taken for deleted.
+            raise StorageError(
+                f"{self.url}: cannot list {folder}: it is a file, or lies below one, where the store needs a folder. "
+                "Bring the folder back, or move the file away if there was none.",
+                key=folder.relative_to(self.root).as_posix(),
+                url=self.url,
+                errno=error.errno,
+            ) from error
 
     def _no_folder(self) -> bool:
         """Whether the root can be no folder, because it or something above it is a file."""
@@ -245,8 +253,9 @@ class LocalStorage(Storage):
     # ---- removing
 
     def delete(self, keys: Iterable[str]) -> None:
-        """See `Storage.delete`. A folder that became empty is removed as well."""
-        self._unlink([(key, self._path(key)) for key in keys])  # all keys are looked at before the first object goes
+        """See `Storage.delete`. A folder that became empty is removed as well; of a link, the link itself."""
+        # All keys are looked at before the first object goes.
+        self._unlink([(key, self._path(key, anything=True)) for key in keys])
 
     def _unlink(self, paths: Sequence[tuple[str, Path]]) -> None:
         touched: dict[Path, str] = {}
@@ -287,7 +296,7 @@ class LocalStorage(Storage):
 
     def abort(self, item: Incomplete) -> None:
         """See `Storage.abort`."""
-        path = self._path(item.token, temporary=True)
+        path = self._path(item.token, temporary=True, anything=True)
         if not is_temp(path.name):
             raise ConfigError(
                 f"{self.url}: {item.token!r} is no temporary file of this store", key=item.key, url=self.url
@@ -296,23 +305,33 @@ class LocalStorage(Storage):
 
     # ---- borders
 
-    def _path(self, key: str, *, temporary: bool = False) -> Path:
+    def _path(self, key: str, *, temporary: bool = False, anything: bool = False) -> Path:
+        """Where `key` lies. `temporary`: it may be a temporary file's; `anything`: a link or a pipe may lie there."""
         check_key(key)
-        path = Path(self.root)
+        path, parts = Path(self.root), key.split("/")
         with self._errors("look at", key):
-            for part in key.split("/"):
+            for depth, part in enumerate(parts, 1):
                 path = path / part
                 if is_temp(path.name) and not temporary:
                     raise ConfigError(
                         f"{self.url}: {key!r} is no key here: such names are our temporary files", key=key
                     )
-                if path.is_symlink():
+                mode = _mode(path)
+                if mode is None or stat.S_ISDIR(mode) or stat.S_ISREG(mode) or (anything and depth == len(parts)):
+                    continue
+                if stat.S_ISLNK(mode):
                     raise AccessDeniedError(
                         f"{self.url}: {key!r} leads over the symbolic link {path}, and links inside a store are not "
                         "followed. Replace it by what it points to, or open the store there.",
                         key=key,
                         url=self.url,
                     )
+                raise AccessDeniedError(
+                    f"{self.url}: cannot use {key!r}: {path} is no plain file but a pipe, a socket or a device. Put "
+                    "back what belongs there, or remove it.",
+                    key=key,
+                    url=self.url,
+                )
         return path
 
     @contextmanager
@@ -369,6 +388,13 @@ def open_local(url: str) -> LocalStorage:
     if not path.startswith("/"):
         raise ConfigError(f"{url}: write file:///absolute/path, with three slashes, or give the path alone", url=url)
     return LocalStorage(path)
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _is_key(text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from workload import assert_same, build, rng, snapshot
 
-from resilio import CheckpointManager
+from resilio import CheckpointManager, keep_last
 from resilio.errors import (
     AccessDeniedError,
     ConfigError,
@@ -122,6 +123,58 @@ def test_if_all_are_damaged_it_is_an_error_and_never_a_fresh_start(tmp_path, ste
         assert_same((snapshot(job), rng()), before)
         with pytest.raises(ResilioError, match=r"restore\(\)"):  # nor does it become one by going on
             ckpt.save(1)
+
+
+@pytest.mark.parametrize("what", ["links", "fifos", "a file for the folder"])
+def test_commit_records_that_are_no_files_are_damage_and_never_a_fresh_start(tmp_path, what):
+    """As somebody leaves them who moved records to another disk: what they belong to is whole and must stay."""
+    root, url = tmp_path / "run", f"file://{tmp_path}/run"
+    saved_steps(url, (1, 2, 3))
+    records = sorted(root.glob("commits/*"))
+    for path in records:
+        moved = tmp_path / path.name
+        path.rename(moved)
+        if what == "links":
+            path.symlink_to(moved)
+        elif what == "fifos":
+            os.mkfifo(path)
+    if what == "a file for the folder":
+        (root / "commits").rmdir()
+        (root / "commits").write_bytes(b"")
+    job = build("single", seed=7)
+    before, match = snapshot(job), "run/commits" if what == "a file for the folder" else "none of the 3 checkpoint"
+    with CheckpointManager(url, job.state(), mode="sync") as ckpt:
+        with pytest.raises(ResilioError, match=match):
+            ckpt.restore()
+        with pytest.raises(ResilioError):
+            ckpt.save(1)
+    assert_same(snapshot(job), before)
+    assert len([*root.glob("step-*/manifest.json")]) == 3
+    if what == "a file for the folder":
+        (root / "commits").unlink()
+        (root / "commits").mkdir()
+    for path in records[:2]:
+        path.unlink(missing_ok=True)
+        (tmp_path / path.name).rename(path)
+    with CheckpointManager(url, job.state(), mode="sync", keep=keep_last(2)) as ckpt:
+        report = ckpt.restore()
+        assert report.step == 2
+        if what != "a file for the folder":  # there the third is gone for good
+            assert "step 3" in str(report.passed_over[0])
+        ckpt.save(4)
+        ckpt.save(5)
+    whole = {folder.name[:14] for folder in root.glob("step-*") if (folder / "manifest.json").exists()}
+    assert whole == {"step-000000004", "step-000000005"} | (set() if "folder" in what else {"step-000000003"})
+
+
+def test_a_link_to_the_newest_generation_s_record_is_an_error_and_never_a_fresh_start(tmp_path):
+    root, url = tmp_path / "run", f"file://{tmp_path}/run"
+    saved_steps(url, (1, 2))
+    (path,) = root.glob("generations/*")
+    path.rename(tmp_path / "moved")
+    path.symlink_to(tmp_path / "moved")
+    with CheckpointManager(url, build("single").state()) as ckpt, pytest.raises(AccessDeniedError, match="link"):
+        ckpt.restore()
 
 
 def test_what_a_newer_resilio_wrote_is_no_damage(tmp_path):

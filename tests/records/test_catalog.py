@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 from records.fake_store import FakeStore, manager, save, steps
 
-from resilio.errors import FormatError, IntegrityError, NewerFormatError, NoCheckpointError, NotFoundError
+from resilio.errors import (
+    AccessDeniedError,
+    FormatError,
+    IntegrityError,
+    NewerFormatError,
+    NoCheckpointError,
+    NotFoundError,
+)
 from resilio.records import keys, schema
 from resilio.records.catalog import discover
 from resilio.records.protocol import RunWriter
@@ -123,6 +130,20 @@ def test_a_record_that_is_not_what_its_name_says_is_refused(store: FakeStore, fi
     infos, damaged = discover(store).checkpoints()
     assert not infos
     assert damaged[0].where == key
+
+
+def test_a_record_that_may_not_be_read_is_damaged_and_the_others_are_listed(store: FakeStore):
+    branched(store)
+    key = keys.commit_key(CheckpointRef(1, 20))
+
+    def before(verb: str, of: str) -> None:
+        if of == key:
+            raise AccessDeniedError("a link")
+
+    store.before = before
+    infos, damaged = discover(store).checkpoints()
+    assert [info.step for info in infos] == [30, 10, 25]
+    assert [(one.where, one.what) for one in damaged] == [(key, "a link")]
 
 
 def test_a_commit_without_its_generation_record_is_an_error_that_names_it(store: FakeStore):

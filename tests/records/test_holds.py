@@ -20,7 +20,7 @@ from resilio.errors import (
 )
 from resilio.records import keys, schema
 from resilio.records.catalog import discover
-from resilio.records.holds import LEASE_TTL_S, lease, pin, pins, unpin
+from resilio.records.holds import LEASE_TTL_S, Holds, lease, pin, pins, unpin
 from resilio.records.manifest import load_manifest
 from resilio.records.protocol import RunWriter
 from resilio.records.sweep import SweepReport, sweep
@@ -210,6 +210,27 @@ def test_a_pin_that_cannot_be_read_holds_and_is_passed_over(
     catalog = discover(store)
     with pytest.raises(NotFoundError):
         catalog.read(ONE)
+    save(store, manager(store), 4)
+    assert swept(store).attempts == []
+
+
+def test_a_pin_or_lease_that_may_not_be_read_holds_and_is_passed_over(store: FakeStore):
+    pinned_without_record(store)
+    pin(store, TWO, "fine")
+    lease(store, THREE)
+    denied = [under(store, "pins/000000001")[0], under(store, "leases/")[0]]
+
+    def before(verb: str, key: str) -> None:
+        if key in denied:
+            raise AccessDeniedError("a link")
+
+    store.before = before
+    assert [one.because for one in pins(store)] == ["fine"]
+    catalog = discover(store)
+    assert catalog.pinned() == []
+    with pytest.raises(NotFoundError):
+        catalog.read(ONE)
+    assert Holds(store, 9e9, FakeClock(9e9)).of(THREE) == "leased"
     save(store, manager(store), 4)
     assert swept(store).attempts == []
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from records.fake_store import Died, FakeStore, manager, save, steps, write_attempt
 
-from resilio.errors import AccessDeniedError, FencedError, TransientError
+from resilio.errors import AccessDeniedError, FencedError, NotFoundError, TransientError
 from resilio.records import keys, schema
 from resilio.records.catalog import discover
 from resilio.records.manifest import load_manifest
@@ -235,6 +235,25 @@ def test_a_record_that_cannot_be_read_is_reported_and_its_attempt_stays(store: F
     report = run(store, writer)
     assert len(folders(store)) == 2
     assert "commits/000000001-g000001.json" in report.failed[0]
+
+
+@pytest.mark.parametrize("error", [AccessDeniedError, NotFoundError, TransientError])
+def test_what_a_listed_record_belongs_to_stays_whatever_keeps_it_from_being_read(store: FakeStore, error):
+    """In the listing, so somebody sees a record there: that this reader does not makes no leftover of the data."""
+    filled(store, 1, 2)
+    save(store, second := manager(store), 3)
+
+    def before(verb: str, key: str) -> None:
+        if verb in ("read", "stat") and key == "commits/000000001-g000001.json":
+            raise error("as planned")
+
+    store.before = before
+    report = run(store, second)
+    assert [name[:14] for name in folders(store)] == ["step-000000001", "step-000000003"]
+    assert [str(ref) for ref in report.deleted] == ["step 2 (generation 1)"]
+    assert bool(report.failed) == (error is not NotFoundError)
+    store.before = lambda verb, key: None
+    assert steps(discover(store)) == [1, 3]
 
 
 def test_before_the_first_commit_of_the_generation_nothing_is_collected(store: FakeStore):

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +19,6 @@ from resilio.errors import (
     AccessDeniedError,
     AlreadyExistsError,
     ConfigError,
-    NotFoundError,
     OutOfSpaceError,
     StorageError,
 )
@@ -366,7 +366,8 @@ def test_a_folder_that_never_stays_is_an_error_not_a_hang(
         storage.put("folder/key", b"x")
 
 
-def test_links_in_the_store_are_neither_listed_nor_followed(storage: LocalStorage, root: Path, tmp_path: Path) -> None:
+def test_links_in_the_store_are_listed_and_never_followed(storage: LocalStorage, root: Path, tmp_path: Path) -> None:
+    """Whoever made one in the place of an object meant it to be there: leaving it out would call it deleted."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_bytes(b"secret")
@@ -374,16 +375,22 @@ def test_links_in_the_store_are_neither_listed_nor_followed(storage: LocalStorag
     (root / "folder").symlink_to(outside)
     (root / "file").symlink_to(outside / "secret")
     (root / "loop").symlink_to(root)
-    assert keys(storage) == ["key"]
+    (root / "nowhere").symlink_to(root / "gone")
+    assert keys(storage) == ["file", "folder", "key", "loop", "nowhere"]
+    assert next(storage.list("file")).size_bytes == (root / "file").lstat().st_size
     for key in ("folder/secret", "file"):
         for verb in (
             lambda: storage.get(key),  # noqa: B023
+            lambda: storage.stat(key),  # noqa: B023
             lambda: storage.put(key, b"mine"),  # noqa: B023
-            lambda: storage.delete([key]),  # noqa: B023
             lambda: [*storage.list(f"{key}/x")],  # noqa: B023
         ):
             with pytest.raises(AccessDeniedError, match="symbolic link"):
                 verb()
+    with pytest.raises(AccessDeniedError, match="symbolic link"):
+        storage.delete(["folder/secret"])
+    storage.delete(["file", "folder", "loop", "nowhere"])  # the links, not what they point to
+    assert names(root) == {"key"}
     assert (outside / "secret").read_bytes() == b"secret"
 
 
@@ -397,14 +404,36 @@ def test_a_root_reached_over_a_link_works(tmp_path: Path) -> None:
     assert (tmp_path / "run").is_symlink()
 
 
-def test_things_that_are_no_files_and_strangers_names_are_no_objects(storage: LocalStorage, root: Path) -> None:
+def test_what_is_no_file_is_listed_and_refused(storage: LocalStorage, root: Path, monkeypatch) -> None:
+    storage.put("a/key", b"x")
+    os.mkfifo(root / "a" / "fifo")
+    monkeypatch.chdir(root / "a")  # the name of a socket has few bytes
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket")
+    assert keys(storage, "a/") == ["a/fifo", "a/key", "a/socket"]
+    for key in ("a/fifo", "a/socket"):
+        for verb in (storage.get, storage.stat, lambda key: storage.put(key, b"mine", if_absent=True)):
+            with pytest.raises(AccessDeniedError, match=rf"no plain file.*{key}|{key}.*no plain file"):
+                verb(key)
+    storage.delete(["a/fifo", "a/socket"])
+    assert names(root) == {"a", "a/key"}
+
+
+def test_a_file_where_a_folder_belongs_is_an_error_that_names_it(storage: LocalStorage, root: Path) -> None:
+    """To say that nothing is there would make a new run of a damaged one."""
+    storage.put("commits", b"x")
+    for prefix in ("commits/", "commits/0", "commits/a/b"):
+        for verb in (storage.list, storage.incomplete):
+            with pytest.raises(StorageError, match=rf"{root}/commits.* is a file"):
+                verb(prefix)
+    assert keys(storage) == ["commits"]
+
+
+def test_strangers_names_are_no_objects(storage: LocalStorage, root: Path) -> None:
     storage.put("key", b"x")
-    os.mkfifo(root / "fifo")
     (root / "back\\slash").write_bytes(b"x")
     (root / "line\nbreak").write_bytes(b"x")
     assert keys(storage) == ["key"]
-    with pytest.raises(NotFoundError):
-        storage.get("fifo")
 
 
 def test_listing_goes_on_when_entries_vanish(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
