@@ -80,7 +80,7 @@ class _Planner:
                         optimizers[part.path],
                         self.ctx.saved,
                         self.ctx.problems,
-                        lambda key, name=part.name: self.ctx.select(key, name),  # type: ignore[misc]
+                        lambda key, *also, name=part.name: self.ctx.select(key, name, *also),
                         self.ctx.strict,
                     )
                     plans.append(plan)
@@ -144,12 +144,17 @@ class _Planner:
             self.ctx.outcome(part.name, "exact", f"{stayed} of {len(found)} keys stayed live" if stayed else "")
 
     def _optimizer(self, plan: OptimizerPlan) -> None:
+        stayed, of = plan.stayed
+        if stayed == of:
+            self.ctx.outcome(plan.name, "stayed live", "none of its keys was asked for and saved")
+            return
         self.ctx.result.checks.append(plan.check)
         if plan.stock:
             self.ctx.result.stock.append((plan.name, plan.assign))
         else:
             self.ctx.result.own.append(Own(plan.name, plan.undo, plan.load_own))
-        self.ctx.outcome(plan.name, "exact", "; ".join(plan.notes))
+        notes = [f"{stayed} of {of} keys stayed live"] if stayed else []
+        self.ctx.outcome(plan.name, "exact", "; ".join(notes + plan.notes))
 
     def _generators(self) -> None:
         saved = self.ctx.saved.saved

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from ..records.values import canonical_bytes, encode_value
+from .compare import same_nested
 from .context import Context, copy_all
 from .extras import PerRank
 from .flat import Ref
 from .plan import Own, Step
 from .restore_optimizer import OptimizerPlan
 from .saved import into_live
-from .tensors import same_bytes
 from .training_state import Part
 from .tree import refs
 
@@ -239,22 +239,10 @@ def _load(part: Part, state: Any) -> None:
     # torchdata's loader only notes its state here, and winds forward when it is iterated over. That draws from the
     # generators, which are restored by then, and finds only then that a state does not fit. Asked for its state it
     # winds forward now, and the next `iter` goes on from there.
-    if not _same(part.value.state_dict(), state):
+    if not same_nested(part.value.state_dict(), state):
         _log.warning(
             "%s: right after the restore its state is not the one it was given; what is saved from now on may not "
             "come back to the right place (torchdata counts twice what it wound forward in a stream without a "
             "state_dict of its own)",
             part.name,
         )
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return same_bytes(a, b)
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return a.dtype == b.dtype and np.array_equal(a, b)
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(_same, a, b))
-    return type(a) is type(b) and bool(a == b)

@@ -10,16 +10,16 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ..errors import RestoreError
-from ..records.values import canonical_bytes, encode_value
+from .compare import first_difference
 from .flat import Ref, TensorSpec
 from .optimizer import PREFERENCES, OptimizerView, named_form, numbered_form
 from .saved import Problems, SavedView, into_live, mismatch
-from .tensors import local, memory_order, same_bytes
-from .tree import Flattener, refs
+from .tensors import local, memory_order
+from .tree import refs
 
 __all__ = ["OptimizerPlan"]
 
-Wanted = Callable[[str], bool]
+Wanted = Callable[..., bool]
 
 
 class OptimizerPlan:
@@ -30,7 +30,7 @@ class OptimizerPlan:
         view: the live optimizer.
         saved: the checkpoint.
         problems: what speaks against it is added here.
-        wanted: whether a key is asked for.
+        wanted: whether a key is asked for; more keys are other names of the same thing.
         strict: whether parameters may be missing on one side.
     """
 
@@ -46,6 +46,7 @@ class OptimizerPlan:
         self._groups: list[dict[str, Any]] = [{} for _ in view.optimizer.param_groups]  # trees of hyper-parameters
         self._other: dict[str, Any] = {}
         self._absent: list[str] = []
+        self._left: set[tuple[Any, ...]] = set()  # what was saved and is not asked for
         self._plan(saved.nodes[name])
 
     # planning ---------------------------------------------------------------------------------------------------------
@@ -63,15 +64,27 @@ class OptimizerPlan:
                     f"{self.name}: the checkpoint holds the state of another kind of optimizer"
                 )
                 return
-            self._other = dict(tree)
-            for node in refs(tree):
-                self._want(node, None, None)
+            self._plan_other(tree)
             return
         self._match_groups(tree["param_groups"])
         self._plan_state(tree["state"])
-        self._other = {key: node for key, node in tree.items() if key not in ("state", "param_groups")}
-        for key in refs(self._other):
-            self._want(key, None, None)
+        self._plan_other({key: node for key, node in tree.items() if key not in ("state", "param_groups")})
+
+    def _plan_other(self, tree: dict[str, Any]) -> None:
+        for key, node in tree.items():
+            if not self._whole(f"{self.name}.{key}", node):
+                self._left.add((key,))
+                continue
+            self._other[key] = node
+            for leaf in refs(node):
+                self._want(leaf, None, None)
+
+    def _whole(self, key: str, tree: Any) -> bool:
+        """Whether `tree`, which is restored whole or not at all, is asked for; asking for a part of it is noted."""
+        chosen = [self._wanted(self._saved.rename(leaf), key) for leaf in refs(tree)] or [self._wanted(key)]
+        if any(chosen) and not all(chosen):
+            self._problems.others.append(f"{key} can only be restored whole; name it, not keys inside it")
+        return all(chosen)
 
     def _match_groups(self, trees: list[Any]) -> None:
         live_names = self.view.group_names()
@@ -161,13 +174,17 @@ class OptimizerPlan:
             if not isinstance(saved_name, str) or (
                 saved_name not in self._known and self._live_name(saved_name) not in owned
             ):
-                if all(self._wanted(self._saved.rename(key)) for key in refs(tree)):
+                if self._whole(f"{self.name}.state.{saved_name}", tree):
                     self._state[saved_name] = tree  # of no parameter: some optimizers keep such
                     for key in refs(tree):
                         self._want(key, None, None)
+                else:
+                    self._left |= _entries(saved_name, tree)
                 continue
             name = self._live_name(saved_name)
-            if not self._wanted_entry(saved_name):
+            if not self._whole(f"{self.name}.state.{saved_name}", tree):
+                if name in owned:
+                    self._left |= _entries(name, tree)
                 continue
             if name not in owned:
                 if self._strict:
@@ -183,11 +200,10 @@ class OptimizerPlan:
             for key in refs(tree):
                 self._want_moment(key, saved_name, name, parameter, group)
         self._absent = [
-            name for name in owned if name not in self._state and name in self._known and self._wanted_entry(name)
+            name
+            for name in owned
+            if name not in self._state and name in self._known and self._wanted(f"{self.name}.state.{name}")
         ]
-
-    def _wanted_entry(self, name: str) -> bool:
-        return self._wanted(f"{self.name}.state.{name}")
 
     def _want_moment(
         self, key: str, saved_name: str, name: str, parameter: torch.Tensor, group: dict[str, Any]
@@ -224,6 +240,26 @@ class OptimizerPlan:
     def _want(self, key: str, like: torch.Tensor | None, order: tuple[int, ...] | None) -> None:
         if self._saved.spec(key) is not None:
             self._saved.want(key, like, order=order)
+
+    @property
+    def stayed(self) -> tuple[int, int]:
+        """How many keys stay as they are, and how many there are, here or saved for what is here."""
+        nested = self.view.nested
+        put: set[tuple[Any, ...]] = {(key,) for key in self._other}
+        live: set[tuple[Any, ...]] = {
+            (key,) for key in nested if "param_groups" not in nested or key not in ("state", "param_groups")
+        }
+        if "param_groups" in nested:
+            for name, entry in nested["state"].items():
+                (put if name in self._absent else live).update(_entries(name, entry))
+            for name, tree in self._state.items():
+                put |= _entries(name, tree)
+                live -= _entries(name, nested["state"].get(name, {}))  # replaced whole
+            for i, (group, trees) in enumerate(zip(nested["param_groups"], self._groups, strict=True)):
+                live.update(("group", i, key) for key in group if key != "params" and key not in PREFERENCES)
+                put.update(("group", i, key) for key in trees)
+        stay = (live | self._left) - put
+        return len(stay), len(stay | put)
 
     # applying ---------------------------------------------------------------------------------------------------------
 
@@ -302,7 +338,7 @@ class OptimizerPlan:
         handed = copy.deepcopy(target)
         self.view.optimizer.load_state_dict(numbered_form(self.view, handed) if "param_groups" in handed else handed)
         now = named_form(self.view.optimizer, self.view.optimizer.state_dict(), self.view.names)
-        difference = _difference(target, now, self.name)
+        difference = first_difference(target, now, self.name, PREFERENCES)
         if difference:
             raise RestoreError(
                 f"{difference} is not what was saved after load_state_dict() of "
@@ -331,6 +367,10 @@ class OptimizerPlan:
             optimizer.param_groups[:] = [group for group, _, _ in groups]
 
         return undo
+
+
+def _entries(name: Any, entry: Any) -> set[tuple[Any, ...]]:
+    return {("state", name, key) for key in entry} if isinstance(entry, dict) else {("state", name)}
 
 
 def _without_params(group: dict[str, Any]) -> dict[str, Any]:
@@ -375,26 +415,3 @@ def _in_kind(live: Any, saved: Any) -> Any:
     if isinstance(live, (int, float)) and isinstance(saved, torch.Tensor) and saved.numel() == 1:
         return saved.item()
     return saved
-
-
-def _difference(wanted: Any, found: Any, name: str) -> str | None:
-    """The first flat key that differs in presence, type or bits; implementation preferences do not count."""
-    sides = []
-    for nested in (wanted, found):
-        flattener = Flattener()
-        flattener.add((name,), nested)
-        sides.append(flattener.flat)
-    a, b = sides
-    for key in (*a.paths, *(key for key in b.paths if key not in a.paths)):
-        if key.rpartition(".")[2] in PREFERENCES:
-            continue
-        if key in a.tensors and key in b.tensors:
-            if not same_bytes(a.tensors[key], b.tensors[key]):
-                return key
-        elif key in a.values and key in b.values:
-            x, y = (canonical_bytes(encode_value(side.values[key], key)) for side in sides)
-            if x != y:
-                return key
-        else:
-            return key
-    return None

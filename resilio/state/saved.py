@@ -63,9 +63,13 @@ class Selection:
         self.exclude = (*(patterns(exclude, "exclude") or ()), *absent)
         self._used: set[str] = set()
 
-    def __call__(self, key: str, component: str) -> bool:
-        """Whether `key`, of the part `component`, is wanted."""
-        hits = {pattern for pattern in (*(self.only or ()), *self.exclude) if _matches(pattern, key, component)}
+    def __call__(self, key: str, component: str, *also: str) -> bool:
+        """Whether `key`, of the part `component`, is wanted; `also` are other names of it."""
+        hits = {
+            pattern
+            for pattern in (*(self.only or ()), *self.exclude)
+            if any(_matches(pattern, name, component) for name in (key, *also))
+        }
         self._used |= hits
         return (self.only is None or not hits.isdisjoint(self.only)) and hits.isdisjoint(self.exclude)
 
