@@ -11,7 +11,7 @@ from .flat import Outcome, Ref, SavedState
 from .names import Slot
 from .plan import RestorePlan
 from .saved import Problems, Rename, SavedView, Selection, mismatch
-from .tensors import local, refusal, same_bytes
+from .tensors import SHARE, expanded, fits, put, refusal, same_bytes
 from .training_state import Part, TrainingState
 from .tree import refs
 
@@ -67,13 +67,18 @@ class Context:
             return False
         return True
 
-    def tensor(self, key: str, node: Any, slot: Slot | None, live: torch.Tensor) -> torch.Tensor | None:
-        """Scratch for a live tensor that is written in place, or None and a problem noted."""
+    def tensor(
+        self, key: str, node: Any, slot: Slot | None, live: torch.Tensor, *, own: bool = False
+    ) -> torch.Tensor | None:
+        """Scratch for a live tensor that is written in place, or None and a problem noted.
+
+        `own`: it is written by somebody else's load, which cannot write into an expanded one.
+        """
         self.saved.claim(node)
         if not isinstance(node, Ref):
             self.problems.others.append(f"{key} is a tensor here and nested state in the checkpoint")
             return None
-        reason = refusal(live) or ("has elements that share memory (expand)" if _overlaps(live) else None)
+        reason = refusal(live) or (f"{SHARE}; `.clone()` it" if own and slot is not None and expanded(live) else None)
         if reason is not None:
             self.problems.others.append(f"{key} {reason}")
             return None
@@ -82,6 +87,8 @@ class Context:
         scratch = self.saved.want(node.key, live)
         if slot is not None:
             self._same_if_tied(key, slot.tensor, scratch)
+        if not own:  # else the bits are looked at after the load
+            self.result.checks.append(lambda: _must_fit(key, live, scratch))
         return scratch
 
     def _same_if_tied(self, key: str, tensor: torch.Tensor, scratch: torch.Tensor) -> None:
@@ -110,14 +117,13 @@ class Context:
 
 def copy_all(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Write each second tensor into the first, in place."""
-    with torch.no_grad():
-        for live, scratch in pairs:
-            local(live).copy_(local(scratch))
+    for live, scratch in pairs:
+        put(live, scratch)
 
 
-def _overlaps(tensor: torch.Tensor) -> bool:
-    inner = local(tensor)
-    return any(stride == 0 and size > 1 for stride, size in zip(inner.stride(), inner.shape, strict=True))
+def _must_fit(key: str, live: torch.Tensor, saved: torch.Tensor) -> None:
+    if not fits(live, saved):
+        raise mismatch(f"{key} {SHARE}, and they were saved with different values; `.clone()` it")
 
 
 def _side_by_side(node: Any, live: Any) -> Iterable[tuple[str, Any]]:

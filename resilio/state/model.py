@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import RestoreError
+from ..errors import CaptureError, RestoreError
 from .flat import Kind, Path, Ref
 from .names import Slot, canonical_keys, slots, uses_fsdp1
-from .tensors import same_bytes, same_memory
+from .tensors import SHARE, expanded, put, same_bytes, same_memory
 from .tree import Flattener
 
 __all__ = ["ModuleView", "Ties", "capture_module", "view_module"]
@@ -93,6 +93,13 @@ def capture_module(
     tree = {}
     for name, value in view.entries.items():
         slot = view.slots.get(name)
+        if slot is not None and not view.stock and expanded(slot.tensor):
+            key = ".".join(map(str, (*path, name)))
+            raise CaptureError(
+                f"{key} {SHARE}, which load_state_dict() of {type(view.module).__qualname__} could not write; register "
+                "a `.clone()` of it",
+                key=key,
+            )
         if slot is None:
             tree[name] = flattener.add((*path, name), value)
         else:
@@ -166,10 +173,12 @@ def undo_for(view: ModuleView) -> Callable[[], None]:
     }
 
     def undo() -> None:
-        view.module.load_state_dict({view.raw[name]: value for name, value in before.items()}, strict=True)
-        with torch.no_grad():
-            for name, slot in view.slots.items():
-                slot.tensor.copy_(before[name])
+        # An expanded one is handed over as it is, for no load can write it, and written afterwards.
+        kept = {name for name, slot in view.slots.items() if expanded(slot.tensor)}
+        state = {name: view.entries[name] if name in kept else value for name, value in before.items()}
+        view.module.load_state_dict({view.raw[name]: value for name, value in state.items()}, strict=True)
+        for name, slot in view.slots.items():
+            put(slot.tensor, before[name])
 
     return undo
 

@@ -117,8 +117,9 @@ class _Planner:
             elif node is None:
                 missing.append(key)
             elif isinstance(value, torch.Tensor):
-                scratch = self.ctx.tensor(key, node, slot, value)
-                if name and not view.stock:
+                own_load = bool(name) and not view.stock
+                scratch = self.ctx.tensor(key, node, slot, value, own=own_load)
+                if own_load:
                     own[name] = node
                 elif scratch is not None:
                     copies.append((value, scratch))

@@ -9,7 +9,21 @@ from torch.distributed.tensor import DTensor, Partial
 
 from .flat import TensorSpec
 
-__all__ = ["allocate", "local", "memory_order", "refusal", "same_bytes", "same_layout", "same_memory"]
+__all__ = [
+    "SHARE",
+    "allocate",
+    "expanded",
+    "fits",
+    "local",
+    "memory_order",
+    "put",
+    "refusal",
+    "same_bytes",
+    "same_layout",
+    "same_memory",
+]
+
+SHARE = "has elements that share memory (expand)"
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -51,6 +65,35 @@ def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
     strides = inner.stride()
     order = sorted(range(inner.dim()), key=lambda dim: (-strides[dim], dim))
     return tuple(order) if inner.permute(order).is_contiguous() else None
+
+
+def expanded(tensor: torch.Tensor) -> bool:
+    """Whether one element stands for several (`expand`), so that torch refuses to copy into it."""
+    inner = local(tensor)
+    return any(stride == 0 and size > 1 for stride, size in zip(inner.stride(), inner.shape, strict=True))
+
+
+def put(live: torch.Tensor, saved: torch.Tensor) -> None:
+    """Write this rank's elements of `saved` into `live`, in place; see `fits`."""
+    x, y = local(live), local(saved)
+    for dim, (stride, size) in enumerate(zip(x.stride(), x.shape, strict=True)):
+        if stride == 0 and size > 1:
+            x, y = x.narrow(dim, 0, 1), y.narrow(dim, 0, 1)
+    with torch.no_grad():
+        x.copy_(y)
+
+
+def fits(live: torch.Tensor, saved: torch.Tensor) -> bool:
+    """Whether `live` can show all of `saved`: elements of it that share memory must have been saved alike."""
+    x = local(live)
+    reach = 0
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            twin = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+            put(twin, saved)
+            return same_bytes(twin, saved)
+        reach += stride * (size - 1)
+    return True
 
 
 def _empty(
