@@ -117,6 +117,7 @@ def test_an_undo_puts_a_model_back_of_which_it_was_left_out():
     before = picture(live)
     stored = save({"model": Dense(1), "zz": Fails()})
     stored.saved.values["zz.x"] = 2
-    with pytest.raises(RestoreError, match="as it was.*not today"):
+    with pytest.raises(RestoreError, match=r"as it was.*not today") as caught:
         restore({"model": live, "zz": Fails()}, stored, exclude=shared)
+    assert type(caught.value) is RestoreError
     assert picture(live) == before
