@@ -91,14 +91,16 @@ class Ballot:
             signalled.union(name for name in self._signals.names if flags[f"signal {name}"]),
         )
 
-    def drop(self) -> None:
+    def drop(self) -> frozenset[str]:
         """Take a vote that no step will read off the group, so that the next collective finds its own kind.
 
-        A signal is not forgotten with it: the next step acts upon it.
+        Returns:
+            Signals agreed on that no step has acted upon; the next one will.
 
         Blocks: until all ranks have voted.
         """
         self._carried = self.read().signalled
+        return self._carried
 
     def close(self) -> None:
         """Forget a vote that nobody will read, and put signal handlers back. Not collective."""

@@ -17,7 +17,8 @@ class SignalFlags:
     """Notes which of these signals this process has received. The handler does nothing else: no I/O, no collective.
 
     A handler that was there before is called too, unless it is the default (which would end the process before the
-    save) or ignores the signal. `close` puts the handlers back.
+    save) or ignores the signal. Python's own for SIGINT is called from the second SIGINT on: one Ctrl-C asks, two
+    insist. `close` puts back what was there before.
 
     Args:
         names: such as ``SIGTERM``.
@@ -29,7 +30,9 @@ class SignalFlags:
     def __init__(self, names: Iterable[str]) -> None:
         self._names = tuple(sorted(names))
         self._seen: set[str] = set()
+        self._asked: set[str] = set()  # ever
         self._before: dict[int, Any] = {}
+        self._closed = False
         if self._names and threading.current_thread() is not threading.main_thread():
             raise ConfigError(
                 f"save_on_signal({', '.join(map(repr, self._names))}): make the CheckpointManager in the main thread, "
@@ -53,13 +56,25 @@ class SignalFlags:
         """Put back the handlers that were there before. Idempotent; in another thread than the main one, too late."""
         if threading.current_thread() is not threading.main_thread():
             return
-        for number, handler in self._before.items():
-            # None: it was not installed from Python, and cannot be put back from it.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._before = {}
+        self._closed = True
+        for number in self._before:
+            # A handler that was installed since is somebody's who is still there, and may well call ours.
+            if signal.getsignal(number) == self._note:
+                handler = self._beneath(number)
+                # None: it was not installed from Python, and cannot be put back from it.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _beneath(self, number: int) -> Any:
+        """What was there before; not the handler of flags that were closed while ours stood above it."""
+        handler = self._before[number]
+        other = getattr(handler, "__self__", None)
+        return other._beneath(number) if isinstance(other, SignalFlags) and other._closed else handler
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._seen.add(signal.Signals(number).name)
-        before = self._before.get(number)
-        if callable(before):
+        name = signal.Signals(number).name
+        before = self._before[number]
+        insists = name in self._asked or self._closed
+        self._seen.add(name)
+        self._asked.add(name)
+        if callable(before) and (before is not signal.default_int_handler or insists):
             before(number, frame)

@@ -98,3 +98,54 @@ def test_a_manager_that_cannot_be_made_leaves_the_handlers_as_they_were(tmp_path
     with pytest.raises(FormatError):  # `fresh` must look at the run that it leaves
         CheckpointManager(f"file://{tmp_path}", {"n": {"x": 1}}, save=save_on_signal("SIGUSR2"), fresh=True)
     assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+
+
+def test_one_ctrl_c_asks_for_a_save_and_the_second_interrupts(tmp_path):
+    with CheckpointManager(f"file://{tmp_path}", {"n": {"x": 1}}, save=save_on_signal("SIGINT"), mode="sync") as ckpt:
+        ckpt.restore()
+        ckpt.step(1)
+        os.kill(os.getpid(), signal.SIGINT)
+        ckpt.step(2)
+        ckpt.step(3)
+        assert ckpt.stop_requested and [info.step for info in ckpt.checkpoints()] == [3]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_two_managers_that_listen_may_be_closed_in_any_order(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    first, second = (
+        CheckpointManager(f"file://{tmp_path}/{name}", {"n": {"x": 1}}, save=save_on_signal("SIGTERM"), mode="sync")
+        for name in "ab"
+    )
+    first.restore()
+    second.restore()
+    first.close()
+    os.kill(os.getpid(), signal.SIGTERM)  # would end this process if the first had put the default back
+    second.step(1)
+    second.step(2)
+    assert second.stop_requested
+    second.close()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_handler_installed_later_stays(tmp_path):
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        with CheckpointManager(f"file://{tmp_path}", {"n": {"x": 1}}, save=save_on_signal("SIGUSR1")):
+            later = signal.SIG_IGN
+            signal.signal(signal.SIGUSR1, later)
+        assert signal.getsignal(signal.SIGUSR1) is later
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_loop_that_only_saves_is_asked_to_stop_as_well(tmp_path):
+    with CheckpointManager(f"file://{tmp_path}", {"n": {"x": 1}}, save=save_on_signal("SIGUSR1"), mode="sync") as ckpt:
+        ckpt.restore()
+        ckpt.save(1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        for step in (2, 3):
+            ckpt.save(step)
+        assert ckpt.stop_requested
