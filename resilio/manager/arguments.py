@@ -2,29 +2,62 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from ..errors import ConfigError
+from ..policies import KeepPolicy, SavePolicy
 from ..ranks import Ranks
 from ..records.digests import ALGORITHMS
 from ..state.saved import Rename, patterns, prefixes
 from ..storage.base import Storage
+from .choosing import Which
 
-__all__ = ["check_alike", "check_constructor", "check_restore"]
+__all__ = ["check_alike", "check_constructor", "check_restore", "check_timeout"]
 
+_ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")
+_FOREVER_S = 365 * 86_400  # what a group can wait for is bounded; nobody waits longer
 Patterns = tuple[str, ...] | None
 
 
-def check_constructor(mode: str, digest: str) -> None:
-    """Refuse what would fail only at the first save, hours later.
+def check_constructor(
+    save: SavePolicy | None,
+    keep: KeepPolicy | None,
+    mode: str,
+    fresh: bool,
+    digest: str,
+    progress: bool | None,
+    timeout_s: float,
+) -> None:
+    """Refuse what would fail only at the first save, hours later, or would not do what it seems to say.
 
     Raises:
         ConfigError: names what there is instead.
     """
+    for name, policy, kind in (("save", save, SavePolicy), ("keep", keep, KeepPolicy)):
+        if policy is not None and not isinstance(policy, kind):
+            like = "save_every(500)" if kind is SavePolicy else "keep_last(3)"
+            text = f"; resilio.policies.parse_{name} reads one from text" if isinstance(policy, str) else ""
+            raise ConfigError(f"{name}={policy!r}: this is a policy, such as {like}{text}")
     if mode not in ("sync", "async"):
         raise ConfigError(f"mode={mode!r}: there are 'sync' and 'async'")
+    if not isinstance(fresh, bool):
+        raise ConfigError(f"fresh={fresh!r}: it is True or False")
     if digest not in ALGORITHMS:
         raise ConfigError(f"digest={digest!r}: there are {', '.join(map(repr, ALGORITHMS))}")
+    if progress is not None and not isinstance(progress, bool):
+        raise ConfigError(f"progress={progress!r}: it is True, False or None")
+    check_timeout(timeout_s)
+
+
+def check_timeout(timeout_s: float) -> None:
+    """Refuse what no group can wait for.
+
+    Raises:
+        ConfigError: it is no positive number of seconds.
+    """
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s <= _FOREVER_S:
+        raise ConfigError(f"timeout_s={timeout_s!r}: give seconds, more than 0 and at most {_FOREVER_S}")
 
 
 def check_alike(ranks: Ranks, storage: Storage, mine: str) -> None:
@@ -47,7 +80,7 @@ def check_alike(ranks: Ranks, storage: Storage, mine: str) -> None:
 
 def check_restore(
     ranks: Ranks,
-    which: int | str,
+    which: Which,
     only: Iterable[str] | None,
     exclude: Iterable[str] | None,
     rename: Rename | None,
@@ -80,6 +113,8 @@ def check_restore(
 
 def _compare(ranks: Ranks, mine: str) -> None:
     told = ranks.gather(mine)
+    # A policy of the user's own without a repr prints where it lies in memory, which says nothing.
+    told = [_ADDRESS.sub("", one) for one in told]
     for rank, theirs in enumerate(told):
         if theirs != told[0]:
             raise ConfigError(

@@ -33,7 +33,7 @@ __all__ = ["Picked", "Picker", "Source", "Which", "candidates", "is_damage", "no
 
 _log = logging.getLogger("resilio")
 
-Which = int | str
+Which = int | str | CheckpointRef
 Source = LoadedManifest | ForeignCheckpoint
 Picked = tuple[CheckpointInfo, Source]
 
@@ -49,7 +49,8 @@ def candidates(catalog: Catalog, which: Which) -> Iterator[CheckpointRef]:
     Args:
         catalog: what the run holds.
         which: ``"newest"``: the lineage from the newest back. A step: that one alone, on the lineage if it has it, else
-            on the newest abandoned branch that has: it was asked for by number, and is never overridden.
+            on the newest abandoned branch that has: it was asked for by number, and is never overridden. A ref: that
+            one.
 
     Raises:
         NoCheckpointError: no checkpoint of that step, or none on the lineage though there are others.
@@ -64,12 +65,20 @@ def candidates(catalog: Catalog, which: Which) -> Iterator[CheckpointRef]:
                 url=catalog.storage.url,
             )
         return reversed(catalog.lineage)
-    if not isinstance(which, int) or isinstance(which, bool):
-        raise ConfigError(f"restore(which={which!r}): which is 'newest' or the number of a step", which=which)
+    if not isinstance(which, int | CheckpointRef) or isinstance(which, bool):
+        raise ConfigError(
+            f"restore(which={which!r}): which is 'newest', the number of a step, or the ref of a checkpoint",
+            which=which,
+        )
     try:
-        return iter([catalog.find(which)])
+        found = catalog.find(which)
+        others = [str(ref) for ref in catalog.commits if ref.step == found.step and ref != found]
+        if others and isinstance(which, int):
+            _log.info("several checkpoints of one step chosen=%r others=%s", str(found), others)
+        return iter([found])
     except NoCheckpointError as error:
-        begun = [one for one in unfinished(catalog, None) if one.facts["ref"].step == which]
+        step = which if isinstance(which, int) else which.step
+        begun = [one for one in unfinished(catalog, None) if one.facts["ref"].step == step]
         if not begun:
             raise
         raise NoCheckpointError(f"{error}. {begun[0]}", **error.facts) from None

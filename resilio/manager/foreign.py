@@ -13,6 +13,7 @@ from ..state.flat import Outcome
 from ..state.saved import Problems, Rename, SavedView, Selection
 from ..storage.base import Storage
 from ..types import CheckpointInfo, CheckpointRef
+from .choosing import Which
 
 __all__ = ["ABSENT", "outcomes_of_foreign", "pick_foreign"]
 
@@ -24,7 +25,7 @@ _log = logging.getLogger("resilio")
 
 def pick_foreign(
     storage: Storage,
-    which: int | str,
+    which: Which,
     only: Iterable[str] | None,
     exclude: Iterable[str] | None,
     rename: Rename | None,

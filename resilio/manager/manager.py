@@ -13,7 +13,7 @@ from ..engine import Engine
 from ..errors import ConfigError, LiveStateError, RanksDisagreeError, ResilioError, RestoreError, SaveError
 from ..hooks import open_storage
 from ..policies import KeepPolicy, SaveContext, SavePolicy, keep_all
-from ..ranks import Ranks, portable
+from ..ranks import DEFAULT_TIMEOUT_S, Ranks, portable
 from ..state.training_state import TrainingState
 from ..storage.base import Storage
 from ..types import Mode
@@ -74,7 +74,7 @@ class CheckpointManager(RunView):
         fresh: bool = False,
         digest: str = "xxh3_128",
         progress: bool | None = None,
-        timeout_s: float = 1800.0,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
         clock: Clock | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
@@ -85,22 +85,20 @@ class CheckpointManager(RunView):
         error: Exception | None = None
         signals = SignalFlags(())
         try:
-            check_constructor(mode, digest)
-            if not (isinstance(save, SavePolicy | None) and isinstance(keep, KeepPolicy | None)):
-                raise ConfigError(f"save={save!r}, keep={keep!r}: these are policies, such as save_every(500)")
+            check_constructor(save, keep, mode, fresh, digest, progress, timeout_s)
             self._state = TrainingState.of(state)
             self._storage = open_storage(url)
             signals = SignalFlags(save.signals if save else ())
         except Exception as caught:  # noqa: BLE001  told to all ranks: the others wait in the next line
             error = caught
         try:
-            self._ranks = Ranks.connect(timeout_s)
+            self._ranks = Ranks.connect(timeout_s if error is None else DEFAULT_TIMEOUT_S)
         except BaseException:
             signals.close()
             raise
         try:
             self._ranks.agree(error)
-            check_alike(self._ranks, self._storage, repr((self._storage.url, save, mode, fresh, digest)))
+            check_alike(self._ranks, self._storage, repr((self._storage.url, save, keep, mode, fresh, digest)))
             # Rank 0 alone talks to the commit protocol; the others learn of it through what it tells them.
             self._committer = Committer(self._storage, keep or keep_all(), self._clock, digest)
             if fresh:
@@ -125,7 +123,11 @@ class CheckpointManager(RunView):
 
     @property
     def next_step(self) -> int:
-        """The first step to train: 1 on a new run, N + 1 after a restore of step N."""
+        """The first step to train: 1 on a new run, N + 1 after a restore of step N.
+
+        For the head of the loop. Behind it, N is the newest step that all ranks know to be on storage: in ``async``
+        mode they come to know it in a later `step` or `save`, not when a handle says done.
+        """
         return (self._last_step or 0) + 1
 
     @property
@@ -149,8 +151,8 @@ class CheckpointManager(RunView):
         """Bring the state back from a checkpoint, exactly, at this number of ranks.
 
         Args:
-            which: ``"newest"`` of the lineage, or a step. Going back to an older step begins a new branch at the next
-                save.
+            which: ``"newest"`` of the lineage, a step, or a checkpoint's `ref` where a step is there more than once.
+                Going back to an older step begins a new branch at the next save.
             only: components (``"model"``) or patterns over flat keys (``"model.encoder.*"``) to restore; the rest stays
                 live.
             exclude: the same, to leave out.
@@ -250,7 +252,7 @@ class CheckpointManager(RunView):
         """
         self._may_save(step)
         handle = self._save(step, metrics, "asked for")
-        self._ballot.drop()
+        self._stop = bool(self._ballot.drop()) or self._stop
         self._ballot.begin(self._pending, self._save_began_s)
         return handle
 

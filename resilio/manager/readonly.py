@@ -8,11 +8,12 @@ from typing import Any
 
 from ..clock import SystemClock
 from ..engine import Engine
-from ..errors import NoCheckpointError
+from ..errors import ConfigError, NoCheckpointError
 from ..hooks import open_storage
-from ..ranks import Ranks
+from ..ranks import DEFAULT_TIMEOUT_S, Ranks
 from ..state.training_state import TrainingState
 from ..storage.base import Storage
+from .arguments import check_timeout
 from .report import RestoreReport
 from .restoring import Rename, Which, restore_into
 
@@ -29,7 +30,7 @@ def restore(
     rename: Rename | None = None,
     strict: bool = True,
     progress: bool | None = None,
-    timeout_s: float = 1800.0,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> RestoreReport:
     """Restore `state` from a run that this process does not write to: for evaluation, fine-tuning, export.
 
@@ -43,7 +44,7 @@ def restore(
     Args:
         url: the run's store, or the folder of a plain DCP checkpoint.
         state: the live objects, as for `CheckpointManager`.
-        which: ``"newest"`` of the lineage, or a step.
+        which: ``"newest"`` of the lineage, a step, or a checkpoint's `ref`.
         only: see `CheckpointManager.restore`.
         exclude: the same.
         rename: the same.
@@ -60,15 +61,19 @@ def restore(
     Ranks: all; collective.
     Blocks: until all ranks have restored, or all have raised the same error.
     """
-    ranks = Ranks.connect(timeout_s)
     storage: Any = None
     live: Any = None
     error: Exception | None = None
     try:
+        check_timeout(timeout_s)
+    except ConfigError as caught:
+        error, timeout_s = caught, DEFAULT_TIMEOUT_S
+    ranks = Ranks.connect(timeout_s)
+    try:
         try:
             storage, live = open_storage(url), TrainingState.of(state)
         except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
-            error = caught
+            error = error or caught
         ranks.agree(error)
         report, picker = restore_into(
             live,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 
 from ..clock import Clock
+from ..errors import ConfigError
 from ..records import holds
 from ..records.catalog import discover
 from ..records.fates import Explanation
 from ..records.schema import PinRecord
 from ..records.verify import verify_checkpoint
 from ..storage.base import Storage
-from ..types import CheckpointInfo, Damage
+from ..types import CheckpointInfo, CheckpointRef, Damage
 from .saving import Committer
 
 __all__ = ["RunView"]
@@ -46,11 +47,11 @@ class RunView:
         """
         return self._committer.explain()
 
-    def pin(self, step: int, *, because: str) -> PinRecord:
+    def pin(self, step: int | CheckpointRef, *, because: str) -> PinRecord:
         """Keep the checkpoint of `step` whatever the policy says, until `unpin`; on an abandoned branch too.
 
         Args:
-            step: on the lineage, or else on the newest branch that has it.
+            step: on the lineage, or else on the newest branch that has it; or a `CheckpointInfo.ref`, for exactly that.
             because: a person's reason, shown by `explain`.
 
         Raises:
@@ -58,16 +59,21 @@ class RunView:
 
         Ranks: any one; not collective.
         """
+        if not isinstance(because, str):
+            raise ConfigError(f"because={because!r}: a pin says why, in words")
         return holds.pin(self._storage, discover(self._storage).find(step), because, self._clock)
 
-    def unpin(self, step: int) -> int:
+    def unpin(self, step: int | CheckpointRef) -> int:
         """Take all pins off the checkpoint of `step`; the policy decides about it again. Returns how many there were.
 
         Ranks: any one; not collective.
         """
-        return holds.unpin(self._storage, discover(self._storage).find(step))
+        ref = discover(self._storage).find(step)
+        count = holds.unpin(self._storage, ref)
+        _log.info("unpinned step=%d generation=%d pins=%d", ref.step, ref.generation, count)
+        return count
 
-    def verify(self, step: int) -> list[Damage]:
+    def verify(self, step: int | CheckpointRef) -> list[Damage]:
         """Read the whole checkpoint of `step` and compare every byte with its digests; empty if it is intact.
 
         Ranks: any; not collective.

@@ -16,7 +16,7 @@ import torch
 from .. import failpoints
 from ..clock import Clock
 from ..engine import Root
-from ..errors import ConfigError, InternalError, ResilioError
+from ..errors import ConfigError, InternalError
 from ..policies import KeepPolicy
 from ..records import keys
 from ..records.catalog import RecordCache, discover
@@ -90,7 +90,14 @@ class Committer:
 
     def begin_fresh(self) -> None:
         """A new run over whatever is there: it has been seen, and stays behind."""
-        self.writer.fresh(discover(self.storage, self.records))
+        catalog = discover(self.storage, self.records)
+        if catalog.commits:
+            # A job that is restarted with the flag still there loses its progress this way: never without a word.
+            _log.warning(
+                "begun anew by fresh=True: %d checkpoint(s) are left off the lineage newest=%s url=%s",
+                *(len(catalog.commits), catalog.newest or catalog.commits[-1], self.storage.url),
+            )
+        self.writer.fresh(catalog)
 
     def restored(self, picker: Picker, chosen: CheckpointRef | None) -> None:
         """The job goes on from `chosen`. It is held until the first save of this manager: another manager's sweep must
@@ -196,8 +203,9 @@ class SaveJob:
                 cache=owner.records,
                 clock=owner.clock,
             )
-        except ResilioError as error:
-            _log.warning("sweep put off until the next save error=%s", error)
+        except Exception as error:  # noqa: BLE001  a policy of the user's own, or a storage, may raise anything
+            _log.warning("sweep put off until the next save error=%s: %s", type(error).__name__, error)
+            _log.debug("sweep", exc_info=True)
             return
         owner.unfinished = frozenset(report.unfinished)
         if report.refused:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .keep import KeepDecision, KeepPolicy, decide, keep_all, keep_best, keep_every, keep_last, keep_within
-from .parse import PolicyFactory, PolicyRegistry, parse
+from .parse import PolicyFactory, PolicyRegistry, parse, parse_keep, parse_save
 from .save import SaveContext, SavePolicy, save_at, save_every, save_on_signal
 
 __all__ = [
@@ -20,6 +20,8 @@ __all__ = [
     "keep_last",
     "keep_within",
     "parse",
+    "parse_keep",
+    "parse_save",
     "save_at",
     "save_every",
     "save_on_signal",

@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from .keep import KeepPolicy, keep_all, keep_best, keep_every, keep_last, keep_within
 from .save import SavePolicy, save_at, save_every, save_on_signal
 
-__all__ = ["PolicyFactory", "PolicyRegistry", "parse"]
+__all__ = ["PolicyFactory", "PolicyRegistry", "parse", "parse_keep", "parse_save"]
 
 PolicyFactory = Callable[..., SavePolicy | KeepPolicy]
 
@@ -102,6 +102,30 @@ def parse(text: str) -> SavePolicy | KeepPolicy:
         ConfigError: it says none.
     """
     return PolicyRegistry().parse(text)
+
+
+def parse_save(text: str) -> SavePolicy:
+    """`parse` for what is passed as `save`.
+
+    Raises:
+        ConfigError: it says no policy, or one for keeping.
+    """
+    policy = parse(text)
+    if not isinstance(policy, SavePolicy):
+        raise ConfigError(f"{text!r} says which checkpoints to keep, not when to save: pass it as keep")
+    return policy
+
+
+def parse_keep(text: str) -> KeepPolicy:
+    """`parse` for what is passed as `keep`.
+
+    Raises:
+        ConfigError: it says no policy, or one for saving.
+    """
+    policy = parse(text)
+    if not isinstance(policy, KeepPolicy):
+        raise ConfigError(f"{text!r} says when to save, not which checkpoints to keep: pass it as save")
+    return policy
 
 
 class _Walk:

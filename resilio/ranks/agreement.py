@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from ..errors import ConfigError, ResilioError, SaveError, StorageError
+from ..errors import ResilioError, SaveError, StorageError
 
-__all__ = ["Ranks", "portable"]
+__all__ = ["DEFAULT_TIMEOUT_S", "Ranks", "portable"]
+
+DEFAULT_TIMEOUT_S = 1800.0  # torch.distributed's own, for gloo
 
 _T = TypeVar("_T")
 _log = logging.getLogger("resilio")
@@ -60,14 +62,12 @@ class Ranks:
     data: dist.ProcessGroup | None = None
 
     @classmethod
-    def connect(cls, timeout_s: float = 1800.0) -> Ranks:
+    def connect(cls, timeout_s: float = DEFAULT_TIMEOUT_S) -> Ranks:
         """Join the ranks of the default process group; alone if there is none.
 
         Ranks: all; collective, as the making of a process group is.
         Blocks: until every rank is here.
         """
-        if not isinstance(timeout_s, int | float) or not timeout_s > 0:
-            raise ConfigError(f"timeout_s={timeout_s!r}: give seconds, more than 0")
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
         timeout = timedelta(seconds=timeout_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..errors import AccessDeniedError, FormatError, IntegrityError, NoCheckpointError, NotFoundError
+from ..errors import AccessDeniedError, ConfigError, FormatError, IntegrityError, NoCheckpointError, NotFoundError
 from ..storage.base import Storage
 from ..types import CheckpointInfo, CheckpointRef, Damage
 from . import keys, schema
@@ -86,12 +86,22 @@ class Catalog:
                 found.append(ref)
         return found
 
-    def find(self, step: int) -> CheckpointRef:
+    def find(self, step: int | CheckpointRef) -> CheckpointRef:
         """The checkpoint of `step`: the newest such on the lineage, else off it, else one that only a pin holds.
+
+        A step may be there more than once, on branches; a `CheckpointRef` means exactly that one.
 
         Raises:
             NoCheckpointError: there is none.
+            ConfigError: `step` is no number.
         """
+        if isinstance(step, CheckpointRef):
+            if step in self.commits or step in self.pinned():
+                return step
+            have = ", ".join(str(ref) for ref in self.commits if ref.step == step.step) or "none"
+            raise NoCheckpointError(f"{self.storage.url}: no checkpoint {step}; of that step: {have}", step=step.step)
+        if isinstance(step, bool) or not isinstance(step, int):
+            raise ConfigError(f"step={step!r}: give the number of a step, or the ref of a checkpoint", step=step)
 
         def of_step(refs: list[CheckpointRef]) -> list[CheckpointRef]:
             return [ref for ref in refs if ref.step == step]

@@ -22,7 +22,7 @@ from torch import nn
 from workload import assert_same, build, rng, snapshot
 
 import resilio
-from resilio import CheckpointManager, open_storage, save_every
+from resilio import CheckpointManager, keep_all, keep_last, open_storage, save_every
 from resilio.errors import (
     CaptureError,
     ConfigError,
@@ -37,6 +37,7 @@ from resilio.errors import (
     StorageError,
     UnknownSchemeError,
 )
+from resilio.policies import KeepPolicy
 from resilio.records.digests import digest_of
 from resilio.testing.worlds import run_world
 
@@ -92,6 +93,54 @@ def refuses(url: Any, error: type[BaseException] | tuple[type[BaseException], ..
         said.append(str(caught.value))
     assert said[0] == said[1]
     return said[0]
+
+
+# ----------------------------------------------------------------------------------------------- how it is to be done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"fresh": "no"}, "fresh='no': it is True or False"),
+        ({"progress": "yes"}, "progress='yes': it is True, False or None"),
+        ({"timeout_s": 0}, "timeout_s=0: give seconds"),
+        ({"timeout_s": float("inf")}, "timeout_s=inf: give seconds"),
+        ({"timeout_s": "60"}, "timeout_s='60': give seconds"),
+        ({"keep": "keep_last(3)"}, "keep='keep_last.*resilio.policies.parse_keep reads one from text"),
+        ({"save": 500}, "save=500: this is a policy, such as save_every"),
+    ],
+    ids=str,
+)
+def test_arguments_that_would_not_do_what_they_seem_to_say_are_refused(tmp_path, arguments, match):
+    with pytest.raises(ConfigError, match=match):
+        CheckpointManager(f"file://{tmp_path}/run", STATE, **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+class Mine(KeepPolicy):
+    """A policy of the user's own, without a repr."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def reasons(self, checkpoints: Any, now_s: float) -> dict[Any, str]:
+        return {info.ref: "mine" for info in checkpoints[-self.n :]}
+
+
+def keeps_otherwise(rank: int, world: int, url: str) -> str:
+    with CheckpointManager(url, STATE, keep=Mine(2), mode="sync"):
+        pass  # each rank's own object prints another address, which makes it no other policy
+    with pytest.raises(ConfigError) as caught:
+        CheckpointManager(url, STATE, keep=[keep_last(1), keep_all()][rank])
+    with pytest.raises(ConfigError, match="timeout_s=0"):
+        CheckpointManager(url, STATE, timeout_s=[60, 0][rank])
+    return str(caught.value)
+
+
+def test_ranks_that_keep_otherwise_are_told_so(tmp_path):
+    said = run_world(keeps_otherwise, 2, f"file://{tmp_path}")
+    assert said[0] == said[1]
+    assert "rank 1 was given other arguments" in said[0] and "keep_all()" in said[0]
 
 
 # ------------------------------------------------------------------------------------------------------- where it lies
@@ -497,7 +546,10 @@ def test_metrics_that_are_no_numbers_are_refused_and_nothing_is_written(tmp_path
 @pytest.mark.parametrize("which", [True, 2.0, None, "", "latest", "2", b"newest", [2], np.int64(2)], ids=repr)
 def test_which_is_newest_or_the_number_of_a_step(run, which):
     refuses(
-        run, ConfigError, re.escape(f"restore(which={which!r}): which is 'newest' or the number of a step"), which=which
+        run,
+        ConfigError,
+        re.escape(f"restore(which={which!r}): which is 'newest', the number of a step, or the ref"),
+        which=which,
     )
 
 

@@ -8,8 +8,9 @@ import pytest
 from workload import assert_same, build, snapshot
 
 from resilio import CheckpointManager, keep_last
-from resilio.errors import ConfigError, FencedError
+from resilio.errors import ConfigError, FencedError, NoCheckpointError
 from resilio.testing.worlds import run_world
+from resilio.types import CheckpointRef
 
 
 def train_to(ckpt: CheckpointManager, job: Any, last: int, states: dict[int, Any]) -> None:
@@ -54,6 +55,60 @@ def test_back_twice_in_one_process_and_to_an_abandoned_one_by_explicit_choice(tm
     with CheckpointManager(url, twin.state()) as ckpt:
         assert ckpt.restore().step == 5
     assert_same(snapshot(twin), snapshot(job))
+
+
+def test_a_step_that_two_branches_have_is_asked_for_by_its_ref(tmp_path):
+    live = {"x": 0}
+    with CheckpointManager(f"file://{tmp_path}", {"live": live}, keep=keep_last(1), mode="sync") as ckpt:
+        ckpt.restore()
+        for x in (1, 2):
+            live["x"] = x
+            ckpt.save(x)
+            ckpt.pin(x, because="both branches")
+        abandoned = ckpt.checkpoints()[-1].ref
+        ckpt.restore(1)
+        live["x"] = 22
+        ckpt.save(2)
+        assert ckpt.verify(abandoned) == [] and ckpt.unpin(abandoned) == 1
+        ckpt.pin(abandoned, because="exactly this one")
+        ckpt.restore(2)
+        assert live == {"x": 22}
+        assert ckpt.restore(abandoned).found.ref == abandoned
+        assert live == {"x": 2}
+        with pytest.raises(
+            NoCheckpointError, match=r"no checkpoint step 2 \(generation 7\); of.* 1\), .* 2\)"
+        ):
+            ckpt.restore(CheckpointRef(7, 2))
+
+
+def fresh_over(rank: int, world: int, url: str) -> Any:
+    job = build("fsdp2" if world > 1 else "single", rank, world, seed=5)
+    with CheckpointManager(url, job.state(), fresh=True, mode="sync") as ckpt:
+        assert ckpt.restore().found is None and ckpt.next_step == 1
+        job.train_step()
+        ckpt.save(1)
+        return lineage(ckpt), snapshot(job)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_fresh_begins_a_line_of_its_own_and_says_what_it_leaves(tmp_path, caplog, world):
+    url = f"file://{tmp_path}"
+    old = build("single")
+    with CheckpointManager(url, old.state(), mode="sync") as ckpt:
+        ckpt.restore()
+        train_to(ckpt, old, 3, {})
+    if world == 1:
+        with caplog.at_level("WARNING", logger="resilio"):
+            found, want = fresh_over(0, 1, url)
+        assert "begun anew by fresh=True: 3 checkpoint(s) are left off the lineage newest=step 3" in caplog.text
+    else:
+        found, want = run_world(fresh_over, 2, url)[0]
+    assert found == (["2:1"], ["1:1", "1:2", "1:3"])
+    twin = build("single", seed=8)
+    with CheckpointManager(url, twin.state()) as ckpt:
+        assert ckpt.restore().step == 1
+    if world == 1:
+        assert_same(snapshot(twin), want)
 
 
 def test_a_step_that_goes_back_without_a_restore_is_refused(tmp_path):

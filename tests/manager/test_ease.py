@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pty
 import re
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import resilio
-from resilio import CheckpointManager, RestoreReport, TrainingState, open_storage
+from resilio import CheckpointManager, RestoreReport, TrainingState, keep_last, open_storage, save_every
 from resilio.errors import SaveError
 from resilio.manager import progress
 from resilio.manager.progress import ReadProgress
@@ -190,3 +191,35 @@ def test_other_ranks_and_processes_without_stderr_draw_nothing(monkeypatch):
         with ReadProgress("restoring", 10, shown) as reading:
             reading(10)
         assert reading.done_bytes == 10
+
+
+def logged(rank: int, world: int, url: str) -> list[str]:
+    records: list[logging.LogRecord] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    logging.getLogger("resilio").setLevel(logging.INFO)
+    logging.getLogger("resilio").addHandler(Kept())
+    with CheckpointManager(url, {"n": {"x": 1}}, keep=keep_last(1), save=save_every(1), mode="sync") as ckpt:
+        ckpt.restore()
+        ckpt.step(1)
+        ckpt.step(2)
+        ckpt.restore()
+    return [f"{record.levelname} {record.getMessage()}" for record in records]
+
+
+def test_each_deed_is_one_line_at_info_on_rank_0_alone(tmp_path):
+    told, silent = run_world(logged, 2, f"file://{tmp_path}")
+    assert silent == []
+    assert all("\n" not in line for line in told)
+    patterns = [
+        r"INFO saved step=1 generation=1 world=2 seconds=\d+\.\d+ size_bytes=\d+ reason='every 1 steps?'",
+        r"INFO saved step=2 .*",
+        r"INFO swept checkpoints=\[1\] leftovers=0 failed=\[\]",
+        r"INFO restored step=2 generation=1 saved_world=2 world=2 seconds=\d+\.\d+ read_bytes=\d+ passed_over=0",
+    ]
+    assert len(told) == len(patterns)
+    for line, pattern in zip(told, patterns, strict=True):
+        assert re.fullmatch(pattern, line)

@@ -40,5 +40,5 @@ def test_a_time_is_due_when_one_ranks_clock_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"save": 500}, {"keep": 3}, {"keep": save_every(5)}, {"save": "save_every(500)"}])
 def test_what_is_no_policy_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="these are policies"):
+    with pytest.raises(ConfigError, match="this is a policy, such as"):
         CheckpointManager("memory://wrong", {"n": {"x": 1}}, **wrong)
