@@ -12,6 +12,7 @@ from ..errors import ResilioError, RestoreError
 from ..ranks import Ranks
 from ..state.plan import RestorePlan
 from ..state.restore import plan_restore
+from ..state.saved import refuse_loose_ends
 from ..state.tensors import local as local_tensor
 from ..state.training_state import TrainingState
 from ..storage.base import Storage
@@ -89,10 +90,11 @@ def _restore(
             _tell(never, ranks)
             return RestoreReport(found=None, unfinished=tuple(never))
         info, source = picked
-        plan = _plan(state, source, ranks, only, exclude, rename, strict)
-        needed_bytes = sum(local_tensor(tensor).nbytes for tensor in plan.scratch.values())
-        bar = ReadProgress(f"restoring step {info.step}", needed_bytes, progress if ranks.coordinator else False)
+        plan = RestorePlan()
         try:
+            plan = _plan(state, source, ranks, only, exclude, rename, strict)
+            needed_bytes = sum(local_tensor(tensor).nbytes for tensor in plan.scratch.values())
+            bar = ReadProgress(f"restoring step {info.step}", needed_bytes, progress if ranks.coordinator else False)
             with bar as read:
                 if isinstance(source, ForeignCheckpoint):
                     fill_foreign(plan.scratch, source, storage, ranks, read)
@@ -140,7 +142,7 @@ def _plan(
     try:
         plan = plan_restore(
             state,
-            source.state if isinstance(source, ForeignCheckpoint) else saved_state(source),
+            source.state if isinstance(source, ForeignCheckpoint) else refuse_loose_ends(saved_state(source)),
             rank=ranks.rank,
             world=ranks.world,
             only=only,

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError, MismatchError
+from ..errors import ConfigError, FormatError, MismatchError
 from .flat import Ref, SavedState, TensorSpec
 from .tensors import allocate, local, same_layout
 from .tree import build, refs
 
-__all__ = ["Problems", "Rename", "SavedView", "Selection", "patterns", "prefixes"]
+__all__ = ["Problems", "Rename", "SavedView", "Selection", "patterns", "prefixes", "refuse_loose_ends"]
 
 Rename = Mapping[str, str] | Callable[[str], str]
 _SHOWN = 8
@@ -138,6 +138,18 @@ def _listed(what: str, items: list[str], advice: str) -> str:
         return ""
     more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
     return f"{what}: {', '.join(items[:_SHOWN])}{more}" + (f" ({advice})" if advice else "")
+
+
+def refuse_loose_ends(saved: SavedState) -> SavedState:
+    """`saved`, if each leaf of its tree is there.
+
+    Raises:
+        FormatError: names the first that is not.
+    """
+    for key in refs(saved.tree):
+        if key not in saved.values and saved.ties.get(key, key) not in saved.tensors:
+            raise FormatError(f"the tree of step {saved.step} names {key!r}, which was not saved", where=key)
+    return saved
 
 
 class SavedView:
