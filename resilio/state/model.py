@@ -14,7 +14,7 @@ from ..errors import CaptureError, RestoreError
 from .flat import Kind, Path, Ref
 from .names import Slot, canonical_keys, slots, uses_fsdp1
 from .tensors import SHARE, expanded, put, same_bytes, same_memory
-from .tree import Flattener
+from .tree import Flattener, state_of
 
 __all__ = ["ModuleView", "Ties", "capture_module", "view_module"]
 
@@ -49,9 +49,9 @@ def view_module(module: nn.Module, what: str) -> ModuleView:
     """Look at `module` without changing it. FSDP2 modules are resharded, as `state_dict()` does.
 
     Raises:
-        CaptureError: two keys have one canonical name.
+        CaptureError: two keys have one canonical name, or `state_dict()` raised.
     """
-    state = module.state_dict()
+    state = state_of(module, what)
     raw = canonical_keys(module, list(state), what)
     entries = {name: state[key] for name, key in raw.items()}
     # Only now: before state_dict() a module gathered by FSDP2 shows other parameters than the optimizer's.

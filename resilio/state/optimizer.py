@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ..errors import CaptureError
 from .flat import Path
-from .tree import Flattener
+from .tree import Flattener, state_of
 
 __all__ = ["PREFERENCES", "OptimizerView", "capture_optimizer", "view_optimizer"]
 
@@ -60,7 +60,7 @@ def view_optimizer(optimizer: Optimizer, named: Iterable[tuple[str, torch.Tensor
         what: the optimizer's name in the state, for errors.
 
     Raises:
-        CaptureError: it holds a parameter that is in no model.
+        CaptureError: it holds a parameter that is in no model, or `state_dict()` raised.
     """
     owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
     names: dict[int, str] = {}
@@ -93,7 +93,7 @@ def view_optimizer(optimizer: Optimizer, named: Iterable[tuple[str, torch.Tensor
     if stock_capture:
         nested = _of_live(optimizer, names, all_names, what)
     else:
-        nested = named_form(optimizer, optimizer.state_dict(), names)
+        nested = named_form(optimizer, state_of(optimizer, what), names)
     return OptimizerView(optimizer, nested, names, parameters, stock_capture, stock_load)
 
 

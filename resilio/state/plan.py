@@ -11,11 +11,13 @@ import torch
 from ..errors import LiveStateError, RestoreError
 from .flat import Outcome
 from .rng import capture_rng, restore_rng
+from .tree import text_of
 
 __all__ = ["Agree", "Own", "RestorePlan", "Step"]
 
 Step = Callable[[], None]
 Agree = Callable[[BaseException | None], None]
+_AS_IT_WAS = ", everything is as it was"
 
 
 @dataclass
@@ -25,6 +27,7 @@ class Own:
     name: str
     remember: Callable[[], Step]
     load: Step
+    hint: str = ""  # what to do if it raises
 
 
 @dataclass
@@ -93,9 +96,9 @@ class RestorePlan:
                 undo.append((own.name, own.remember()))
                 own.load()
             except Exception as error:
+                hint = f". {own.hint}" if own.hint else ""
                 raise RestoreError(
-                    f"{own.name} could not be restored, everything is as it was: {type(error).__name__}: {error}",
-                    component=own.name,
+                    f"{own.name} could not be restored{_AS_IT_WAS}: {text_of(error)}{hint}", component=own.name
                 ) from error
 
     def _put_stock(self) -> list[Outcome]:
@@ -109,7 +112,7 @@ class RestorePlan:
         except Exception as error:
             raise LiveStateError(
                 f"restoring {name} failed midway: live state is a mixture of before and after. Start the process anew: "
-                f"{type(error).__name__}: {error}",
+                f"{text_of(error)}",
                 component=name,
             ) from error
 
@@ -132,8 +135,9 @@ def _undo(steps: list[tuple[str, Step]], cause: Exception) -> None:
         try:
             back()
         except Exception as error:  # noqa: BLE001 - anything a user's load may raise
+            # The cause was worded, maybe on another rank, when the undo was still to come.
             raise LiveStateError(
-                f"a restore failed ({type(cause).__name__}: {cause}), and putting {name} back failed too "
-                f"({type(error).__name__}: {error}): live state is a mixture. Start the process anew",
+                f"a restore failed ({text_of(cause).replace(_AS_IT_WAS, '')}), and putting {name} back failed too "
+                f"({text_of(error)}): live state is a mixture. Start the process anew",
                 component=name,
             ) from cause

@@ -64,10 +64,23 @@ class _Planner:
 
     def plan(self) -> RestorePlan:
         try:
-            modules = self.ctx.state.view_modules()
-            optimizers = self.ctx.state.view_optimizers(modules)
+            self._parts()
         except CaptureError as error:
             raise mismatch(f"the live state cannot take a checkpoint: {error}") from error
+        self._generators()
+        self._leftovers()
+        unused = self.ctx.select.unused()
+        if unused:
+            argument = "only" if unused[0] in (self.ctx.select.only or ()) else "exclude"
+            raise ConfigError(
+                f"{argument}={unused[0]!r} matches nothing; the checkpoint has {', '.join(self._components())}"
+            )
+        self.ctx.problems.raise_if_any(self.ctx.saved.saved.step)
+        return self.ctx.result
+
+    def _parts(self) -> None:
+        modules = self.ctx.state.view_modules()
+        optimizers = self.ctx.state.view_optimizers(modules)
         extras = ExtrasPlanner(self.ctx)
         plans: list[OptimizerPlan] = []
         for part in self.ctx.state.parts():
@@ -87,17 +100,6 @@ class _Planner:
                     self._optimizer(plan)
             else:
                 extras.plan(part, plans)
-        self._generators()
-        self._leftovers()
-        unused = self.ctx.select.unused()
-        if unused:
-            argument = "only" if unused[0] in (self.ctx.select.only or ()) else "exclude"
-            raise ConfigError(
-                f"{argument}={unused[0]!r} matches nothing; the checkpoint has "
-                f"{', '.join(map(str, self.ctx.saved.saved.tree))}"
-            )
-        self.ctx.problems.raise_if_any(self.ctx.saved.saved.step)
-        return self.ctx.result
 
     # modules ----------------------------------------------------------------------------------------------------------
 
@@ -206,6 +208,11 @@ class _Planner:
                 self.ctx.problems.unexpected += keys if known or len(keys) == 1 else [f"{component}.*"]
             elif not known:
                 self.ctx.outcome(component, "stayed live", "in the checkpoint only")
+
+    def _components(self) -> list[str]:
+        """What the checkpoint has, by the names that `only` and `exclude` take."""
+        names = (self._component(key) for key in self.ctx.saved.nodes if not key.startswith("buffers_np"))
+        return [name for name in dict.fromkeys(names) if name not in ("", "step")]
 
     def _component(self, key: str) -> str:
         first, _, rest = key.partition(".")

@@ -18,9 +18,14 @@ from .plan import Own, Step
 from .restore_optimizer import OptimizerPlan
 from .saved import into_live
 from .training_state import Part
-from .tree import refs
+from .tree import refs, state_of
 
 __all__ = ["ExtrasPlanner"]
+
+_WORKERS = (
+    "Most loaders take a state back only with the number of workers it was saved with: build it with that num_workers, "
+    "or exclude 'dataloader'"
+)
 
 _log = logging.getLogger("resilio")
 
@@ -121,7 +126,7 @@ class ExtrasPlanner:
             else:
                 self._put_plain(part, new)
 
-        self.ctx.result.own.append(Own(part.name, lambda: self._remember(part), put))
+        self._own(part, put)
         self.ctx.outcome(
             part.name, "re-derived", f"from {self.ctx.saved.saved.world} ranks to {self.ctx.world} by on_resize"
         )
@@ -148,7 +153,7 @@ class ExtrasPlanner:
                     f"that switch is meant, exclude {part.name!r}"
                 )
         if isinstance(part.value, torch.optim.lr_scheduler.LRScheduler) and isinstance(node, dict):
-            live = part.value.state_dict()
+            live = state_of(part.value, part.name)
             for key in (key for key in live if key not in node):
                 if self.ctx.strict:
                     self.ctx.problems.missing.append(f"{part.name}.{key}")
@@ -172,17 +177,17 @@ class ExtrasPlanner:
 
     def _stateful(self, part: Part, node: Any) -> None:
         has_tensors = any(self.ctx.saved.spec(key) is not None for key in refs(node))
-        self.ctx.want_all(node, part.value.state_dict() if has_tensors else None)
-        self.ctx.result.own.append(
-            Own(part.name, lambda: self._remember(part), lambda: _load(part, self.ctx.saved.value(node)))
-        )
+        self.ctx.want_all(node, state_of(part.value, part.name) if has_tensors else None)
+        self._own(part, lambda: _load(part, self.ctx.saved.value(node)))
 
     def _empty(self, part: Part) -> None:
         # Nothing was in it when saved; many a load_state_dict cannot take that, and need not if nothing is in it now.
-        if part.value.state_dict():
-            self.ctx.result.own.append(
-                Own(part.name, lambda: self._remember(part), lambda: part.value.load_state_dict({}))
-            )
+        if state_of(part.value, part.name):
+            self._own(part, lambda: part.value.load_state_dict({}))
+
+    def _own(self, part: Part, load: Step) -> None:
+        hint = _WORKERS if part.path[0] == "dataloader" else ""
+        self.ctx.result.own.append(Own(part.name, lambda: self._remember(part), load, hint))
 
     def _remember(self, part: Part) -> Step:
         if part.role == "plain":

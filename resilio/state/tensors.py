@@ -40,6 +40,8 @@ def refusal(tensor: torch.Tensor) -> str | None:
     garbage, so all but `DTensor` are refused.
     """
     inner = local(tensor)
+    if inner.is_nested:
+        return "is a nested tensor; save the list of its parts, `unbind()`"
     for part in (tensor, inner):
         if type(part) not in (*_PLAIN, DTensor) or (part is inner and isinstance(part, DTensor)):
             return (

@@ -16,7 +16,7 @@ from .model import ModuleView, Ties, all_parameters, capture_module, view_module
 from .names import uses_fsdp1
 from .optimizer import OptimizerView, capture_optimizer, view_optimizer
 from .rng import capture_rng
-from .tree import Flattener
+from .tree import Flattener, state_of
 
 __all__ = ["Part", "TrainingState"]
 
@@ -200,7 +200,7 @@ class TrainingState:
             elif part.role == "optimizer":
                 _place(tree, part.path, capture_optimizer(flattener, optimizers[part.path], part.path))
             else:
-                value = part.value.state_dict() if part.role == "stateful" else part.value
+                value = state_of(part.value, part.name) if part.role == "stateful" else part.value
                 if _is_own(part, world):
                     _place(local_tree, part.path, flattener.add(("rank", str(rank), *part.path), value))
                 else:

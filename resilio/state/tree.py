@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from ..errors import CaptureError
-from ..records.values import encode_value
+from ..records.values import DEPTH_LIMIT, encode_value
 from .flat import FlatState, Kind, Path, Ref
 from .tensors import refusal
 
-__all__ = ["Flattener", "build", "refs"]
+__all__ = ["Flattener", "build", "refs", "state_of", "text_of"]
 
 _IMMUTABLE = (type(None), bool, int, float, str, bytes, complex)
 
@@ -40,6 +40,46 @@ def _entered(value: list[Any]) -> bool:
         if isinstance(item, list) and _entered(item):
             return True
     return False
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def _endless(path: Path, value: Any, above: tuple[int, ...]) -> str | None:
+    """What is wrong with state that was too deep to be walked through, and where."""
+    if not isinstance(value, (Mapping, list, tuple, set, frozenset)):
+        return None
+    if id(value) in above:
+        return f"{_dotted(path)} holds itself: a container that it is in stands there; leave it out"
+    if len(above) == DEPTH_LIMIT:
+        return f"{_dotted(path)} is nested deeper than {DEPTH_LIMIT}; flatten it, or leave it out"
+    for key, below in value.items() if isinstance(value, Mapping) else enumerate(value):
+        found = _endless((*path, str(key)), below, (*above, id(value)))
+        if found is not None:
+            return found
+    return None
+
+
+def text_of(error: BaseException) -> str:
+    """Type and message of an error, for a message of ours; many an `assert` has no message."""
+    return ": ".join(filter(None, (type(error).__name__, str(error))))
+
+
+def state_of(holder: Any, what: str) -> Any:
+    """What `holder.state_dict()` returns.
+
+    Args:
+        holder: somebody's object.
+        what: its name in the state, for the error.
+
+    Raises:
+        CaptureError: whatever it raised.
+    """
+    try:
+        return holder.state_dict()
+    except Exception as error:
+        raise CaptureError(f"{what}: state_dict() raised {text_of(error)}", key=what) from error
 
 
 class Flattener:
@@ -64,6 +104,16 @@ class Flattener:
         Raises:
             CaptureError: something in it cannot be saved exactly. Names where and what.
         """
+        try:
+            return self._add(path, value, kind, ties)
+        except CaptureError:
+            raise
+        except RecursionError:
+            raise CaptureError(_endless(path, value, ()) or f"{_dotted(path)} is nested too deep") from None
+        except Exception as error:
+            raise CaptureError(f"{_dotted(path)} cannot be looked at: {text_of(error)}") from error
+
+    def _add(self, path: Path, value: Any, kind: Kind, ties: dict[int, str] | None) -> Any:
         if isinstance(value, torch.Tensor):
             if ties is not None and id(value) in ties:
                 return self.tie(path, ties[id(value)])
@@ -80,18 +130,18 @@ class Flattener:
             return Ref(key)
         kept = type(value)
         if kept is dict or kept is OrderedDict:
-            return kept((k, self.add((*path, str(k)), v, kind, ties)) for k, v in value.items())
+            return kept((k, self._add((*path, str(k)), v, kind, ties)) for k, v in value.items())
         if isinstance(value, Mapping) and _has_tensor(value):
-            where = ".".join(map(str, path))
+            where = _dotted(path)
             raise CaptureError(
                 f"{where} is a {kept.__module__}.{kept.__qualname__} with tensors in it, which cannot be rebuilt "
                 "exactly; turn it into a dict",
                 key=where,
             )
         if kept is list and _entered(value):
-            return [self.add((*path, i), item, kind, ties) for i, item in enumerate(value)]
+            return [self._add((*path, i), item, kind, ties) for i, item in enumerate(value)]
         if kept in (tuple, set, frozenset) and _has_tensor(value):
-            return kept([self.add((*path, i), item, kind, ties) for i, item in enumerate(value)])
+            return kept([self._add((*path, i), item, kind, ties) for i, item in enumerate(value)])
         key, path = self._key(path)
         self.flat.values[key] = _copied(value, key)
         self.flat.paths[key] = path
@@ -111,7 +161,7 @@ class Flattener:
             while path in self._paths:
                 path = (*path[:-1], f"{path[-1]}~1")
         self._paths.add(path)
-        key = ".".join(map(str, path))
+        key = _dotted(path)
         while key in self.flat.paths:
             key += "~1"
         return key, path
