@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -99,11 +100,31 @@ class TrainingState:
 
     @classmethod
     def of(cls, state: TrainingState | Mapping[str, Any]) -> TrainingState:
-        """`state` itself, or one made of a plain mapping with the same names."""
+        """`state` itself, or one made of a plain mapping with the same names.
+
+        Raises:
+            ConfigError: it is neither, or has no part.
+        """
+        made = cls._of(state)
+        if not made._values:
+            raise ConfigError(
+                "the state has no part, so there is nothing to save or restore: pass what training needs, such as "
+                "model=…, optimizer=…; a known name that is None counts as not passed"
+            )
+        return made
+
+    @classmethod
+    def _of(cls, state: TrainingState | Mapping[str, Any]) -> TrainingState:
         if isinstance(state, cls):
             return state
-        if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        if not isinstance(state, Mapping):
             raise ConfigError(f"state must be a TrainingState or a mapping from names, not {type(state).__qualname__}")
+        for name in state:
+            if not isinstance(name, str):
+                raise ConfigError(
+                    f"state must be a TrainingState or a mapping from names, not {type(state).__qualname__} with the "
+                    f"key {name!r}, of type {type(name).__qualname__}; names are text, such as 'model'"
+                )
         return cls(**state)
 
     def __getitem__(self, name: str) -> Any:
@@ -274,17 +295,36 @@ def _check(name: str, held: Any) -> None:
             raise ConfigError(
                 f"model must be a torch module or a dict of them, not {type(below).__qualname__}", name=name
             )
-        if name in _KNOWN and role == "plain":
-            way = "Leave it out if it has no state"
-            if name == "dataloader" and hasattr(below, "sampler"):
-                way += "; if its sampler has one, pass the sampler"
+        if name == "optimizer" and role == "module":
             raise ConfigError(
-                f"{name} has no state_dict and load_state_dict: {type(below).__qualname__}. {way}", name=name
+                f"optimizer is a torch module: {type(below).__qualname__}. Pass it as model=, or under its own name",
+                name=name,
+            )
+        if name in _KNOWN and role == "plain":
+            where, below, way = _way_out(name, below)
+            raise ConfigError(
+                f"{where} has no state_dict and load_state_dict: {type(below).__qualname__}. {way}", name=name
             )
         if isinstance(held, PerRank) and role in ("module", "optimizer"):
             raise ConfigError(
                 f"{name}: modules and optimizers cannot be per rank; their shards are DTensors", name=name
             )
+
+
+def _way_out(name: str, value: Any) -> tuple[str, Any, str]:
+    """Where there is a thing without `state_dict`, the thing, and what to do."""
+    several = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    way = "Leave it out if it has no state"
+    if any(map(_has_state, several)):
+        if not isinstance(value, dict):
+            return name, value, f"Pass several as a dict: {name}={{'a': …, 'b': …}}"
+        key = next(key for key, below in value.items() if not _has_state(below))
+        return f"{name}[{key!r}]", value[key], way
+    if isinstance(value, (dict, list, tuple, torch.Tensor)):
+        return name, value, f"Plain values and tensors go under a name of their own, such as {name}_state=…"
+    if name == "dataloader" and hasattr(value, "sampler"):
+        way += "; if its sampler has one, pass the sampler"
+    return name, value, way
 
 
 def _is_own(part: Part, world: int) -> bool:
