@@ -1,12 +1,14 @@
-"""Public bug reports about the order of data, random numbers and counters. BR-34, 35, 36, 37, 39, 40."""
+"""Public bug reports about the order of data, random numbers and counters. BR-34 to 40."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -16,7 +18,7 @@ from workload import assert_same, build
 
 import resilio
 from resilio import CheckpointManager, replicated, save_every
-from resilio.errors import ConfigError, RestoreError
+from resilio.errors import ConfigError, LiveStateError, RestoreError
 from resilio.testing.worlds import run_world
 from resilio_drills.data import GlobalSampler, share_of
 
@@ -157,15 +159,51 @@ def test_br_34_a_checkpoint_at_the_end_of_an_epoch_goes_on_with_the_next_one(tmp
     assert seen == straight
 
 
-def test_br_34_another_number_of_workers_is_refused_by_the_restore_itself(tmp_path: Any) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_br_34_another_number_of_workers_is_refused_by_the_restore_itself(tmp_path: Any, workers: int) -> None:
     Life(tmp_path, lambda: loader(16, 2), 0).train(3).save()
-    live = loader(16, 0)
+    live = loader(16, workers)
     torch.manual_seed(9)
     draws = torch.get_rng_state()
     with pytest.raises(RestoreError, match="dataloader could not be restored, everything is as it was"):
         resilio.restore(tmp_path, {"dataloader": live})
     assert torch.equal(torch.get_rng_state(), draws)
     assert sorted(sample for batch in live for sample in batch.tolist()) == list(range(16))  # it is as it was
+
+
+# ------------------------------------------------------------------------------ BR-38: generators that stay as they are
+
+
+def draw() -> list[float]:
+    return [random.gauss(0, 1), float(np.random.randn()), *torch.randn(3).tolist()]
+
+
+def test_br_38_the_half_of_a_pair_that_a_generator_holds_back_comes_back_too(tmp_path: Any) -> None:
+    draw()  # normal numbers are made in pairs: Python's and NumPy's generators keep the second one for the next call
+    with CheckpointManager(tmp_path, {"n": {"x": 1}}, mode="sync") as ckpt:
+        ckpt.restore()
+        ckpt.save(1)
+        want = [draw() for _ in range(3)]
+        for number in range(2):
+            for seed in (random.seed, np.random.seed, torch.manual_seed):
+                seed(number)
+            ckpt.restore()
+            assert [draw() for _ in range(3)] == want
+
+
+@pytest.mark.parametrize("broken", ["random.setstate", "numpy.random.set_state", "torch.set_rng_state"])
+def test_br_38_a_generator_that_takes_no_state_fails_the_restore(tmp_path: Any, monkeypatch: Any, broken: str) -> None:
+    def refuse(state: Any) -> None:
+        raise ValueError("not a state of this version")
+
+    with CheckpointManager(tmp_path, {"n": {"x": 1}}, mode="sync") as ckpt:
+        ckpt.restore()
+        ckpt.save(1)
+        monkeypatch.setattr(broken, refuse)
+        with pytest.raises(LiveStateError, match=r"rng.*not a state of this version"):
+            ckpt.restore()
+        with pytest.raises(LiveStateError):  # nor is what came of it saved
+            ckpt.save(2)
 
 
 # ----------------------------------------------------------------------------------- BR-39: what winding forward draws
