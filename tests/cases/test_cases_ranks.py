@@ -1,4 +1,4 @@
-"""Public bug reports about ranks that disagree, or are other ranks than before. BR-29, 30, 55, 63."""
+"""Public bug reports about ranks that disagree, or are other ranks than before. BR-22, 29, 30, 55, 63."""
 
 from __future__ import annotations
 
@@ -9,16 +9,81 @@ import torch
 from cases.case_tools import save_first
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
-from workload import assert_same, build, snapshot
+from workload import assert_same, build, full, snapshot
 
 import resilio
 from resilio import CheckpointManager, per_rank, replicated
-from resilio.errors import MismatchError, RanksDisagreeError, ResilioError
+from resilio.errors import CaptureError, MismatchError, RanksDisagreeError, ResilioError
 from resilio.storage import LocalStorage
 from resilio.testing.worlds import run_world
+
+# --------------------------------------------------------------------- BR-22: more ranks than a parameter has elements
+
+
+def thin(rank: int, world: int, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 1), nn.LayerNorm(1), nn.Linear(1, 5))
+    if world > 1:
+        for layer in (*model, model):
+            fully_shard(layer, mesh=init_device_mesh("cpu", (world,)))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def step_thin(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    model(torch.ones(2, 3)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return whole_thin(model, optimizer)
+
+
+def whole_thin(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, p in model.named_parameters():
+        found |= {name: full(p)} | {f"{name}.{key}": full(value) for key, value in optimizer.state[p].items()}
+    return found
+
+
+def save_thin(rank: int, world: int, url: str) -> dict[str, Any]:
+    model, optimizer = thin(rank, world, 0)
+    saved = step_thin(model, optimizer)
+    save_first(url, {"model": model, "optimizer": optimizer, "rng": False})
+    twin = thin(rank, world, 1)
+    assert_same(load_thin(rank, world, url, twin), saved)
+    assert_same(step_thin(*twin), step_thin(model, optimizer))
+    return saved
+
+
+def load_thin(rank: int, world: int, url: str, twin: Any = None) -> dict[str, Any]:
+    model, optimizer = twin or thin(rank, world, 1)
+    resilio.restore(url, {"model": model, "optimizer": optimizer, "rng": False})
+    return whole_thin(model, optimizer)
+
+
+def test_br_22_ranks_without_any_element_save_and_restore_at_every_number_of_ranks(tmp_path: Any) -> None:
+    url = f"file://{tmp_path}"
+    want, *others = run_world(save_thin, 4, url)  # three of them without a row of the first layer
+    for again in (*others, *run_world(load_thin, 2, url), load_thin(0, 1, url)):
+        assert_same(again, want)
+
+
+def save_fsdp1(rank: int, world: int, url: str) -> list[str]:
+    model = FullyShardedDataParallel(nn.Linear(3, 1), device_id=torch.device("cpu"))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    with pytest.raises(CaptureError, match="FSDP1") as caught:
+        save_first(url, {"model": model, "optimizer": optimizer})
+    return [str(caught.value)]
+
+
+def test_br_22_fsdp1_is_refused_by_name_and_nothing_is_committed(tmp_path: Any) -> None:
+    first, second = run_world(save_fsdp1, 2, f"file://{tmp_path}")
+    assert first == second and "fully_shard" in first[0]
+    assert not list(tmp_path.glob("commits/*"))
+
 
 # ------------------------------------------------------------ BR-29: a sub-group whose first rank is not global rank 0
 
