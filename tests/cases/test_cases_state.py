@@ -1,4 +1,4 @@
-"""Public bug reports about model and optimizer state, each with the outcome that is right. BR-07, 12, 15, 21, 44."""
+"""Public bug reports about model and optimizer state. BR-01, 05, 07, 12, 15, 21, 31, 43, 44."""
 
 from __future__ import annotations
 
@@ -15,9 +15,42 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from workload import assert_same, full
 
 import resilio
-from resilio import TrainingState
-from resilio.errors import MismatchError
+from resilio import CheckpointManager, TrainingState
+from resilio.errors import CaptureError, MismatchError
 from resilio.testing.worlds import run_world
+
+# ------------------------------------------------------------------- BR-01: a checkpoint at step 0, and what it changes
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_br_01_a_job_that_saved_before_its_first_gradient_trains_like_one_that_did_not(
+    tmp_path: Any, mode: Any
+) -> None:
+    def pair() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 3, bias=False)
+        # Weight decay of Adam leaks into the moments even if a step is taken with no gradient and a rate of 0.
+        return model, torch.optim.Adam(model.parameters(), lr=0.1, weight_decay=0.5)
+
+    saved, straight, resumed = pair(), pair(), pair()
+    fired: list[str] = []
+    for name in ("register_step_pre_hook", "register_step_post_hook"):
+        getattr(saved[1], name)(lambda *_, name=name: fired.append(name))
+    url = f"file://{tmp_path}"
+    with CheckpointManager(url, {"model": saved[0], "optimizer": saved[1]}, mode=mode) as ckpt:
+        ckpt.restore()
+        ckpt.save(0)
+    assert not fired and not saved[1].state and saved[0].weight.grad is None
+    resilio.restore(url, {"model": resumed[0], "optimizer": resumed[1]})
+    assert not resumed[1].state and resumed[0].weight.grad is None
+    for model, optimizer in (straight, saved, resumed):
+        for _ in range(2):
+            model(torch.ones(2, 3)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert_same(dict(model.state_dict()), dict(straight[0].state_dict()))
+        assert_same(optimizer.state_dict(), straight[1].state_dict())
+
 
 # -------------------------------------------------------------------------------------------- BR-07: the learning rate
 
@@ -127,6 +160,71 @@ def test_br_21_the_moments_of_a_tied_weight_are_saved_once_and_training_goes_on_
     train_tied(*resumed)
     assert_same(optimizer.state_dict(), straight[1].state_dict())
     assert_same(dict(model.state_dict()), dict(straight[0].state_dict()))
+
+
+# --------------------------------------------------------------------------- BR-05 and 31: groups, empty ones and split
+
+
+def test_br_05_each_of_several_empty_groups_keeps_its_own_hyper_parameters(tmp_path: Any) -> None:
+    def pair(rates: list[float]) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Linear(3, 2)
+        members = [[], [model.weight], [], [], [model.bias]]
+        return model, torch.optim.AdamW([{"params": p, "lr": lr} for p, lr in zip(members, rates, strict=True)])
+
+    rates = [0.1, 0.2, 0.3, 0.4, 0.5]
+    saved, resumed = pair(rates), pair([9.0] * 5)
+    save_first(f"file://{tmp_path}", {"model": saved[0], "optimizer": saved[1]})
+    resilio.restore(f"file://{tmp_path}", {"model": resumed[0], "optimizer": resumed[1]})
+    assert [group["lr"] for group in resumed[1].param_groups] == rates
+
+
+def test_br_31_one_group_that_was_split_is_refused_and_keeps_its_hyper_parameters(tmp_path: Any) -> None:
+    model = nn.Linear(3, 2)
+    one = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    save_first(f"file://{tmp_path}", {"model": model, "optimizer": one})
+    groups = [{"params": [model.weight], "weight_decay": 0.5}, {"params": [model.bias], "weight_decay": 0.0}]
+    two = torch.optim.AdamW(groups, lr=0.02)
+    for strict in (True, False):
+        with pytest.raises(MismatchError, match=r"hyper-parameters(.|\n)*weight(.|\n)*bias"):
+            resilio.restore(f"file://{tmp_path}", {"model": model, "optimizer": two}, strict=strict)
+    assert [(group["lr"], group["weight_decay"]) for group in two.param_groups] == [(0.02, 0.5), (0.02, 0.0)]
+
+
+# ------------------------------------------------------------------------- BR-43: a tensor that only wraps other ones
+
+
+class Quantized(torch.Tensor):
+    """8-bit data and a scale; has no memory of its own, and knows no operation that makes a new one."""
+
+    @staticmethod
+    def __new__(cls, data: torch.Tensor, scale: torch.Tensor) -> Quantized:
+        made: Quantized = torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=torch.float32)  # type: ignore[attr-defined]
+        return made
+
+    def __init__(self, data: torch.Tensor, scale: torch.Tensor) -> None:
+        self.data8, self.scale = data, scale
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].data8, args[0].scale)
+        raise NotImplementedError(f"{func} of Quantized")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("where", ["parameter", "value"])
+def test_br_43_a_wrapper_tensor_is_refused_by_name_before_anything_is_staged(
+    tmp_path: Any, mode: Any, where: str
+) -> None:
+    tensor = Quantized(torch.ones(4, dtype=torch.int8), torch.tensor(0.5))
+    model = nn.Module()
+    model.weight = nn.Parameter(tensor) if where == "parameter" else nn.Parameter(torch.ones(4))
+    state = {"model": model, "table": {"w": tensor if where == "value" else torch.ones(4)}}
+    with CheckpointManager(f"file://{tmp_path}", state, mode=mode) as ckpt:
+        ckpt.restore()
+        with pytest.raises(CaptureError, match=r"(model\.weight|table\.w) is a .*Quantized"):
+            ckpt.save(1)
+    assert not list(tmp_path.glob("step-*"))
 
 
 # --------------------------------------------------------------------- BR-44: dimensions that the mesh does not divide
