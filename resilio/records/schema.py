@@ -1,14 +1,16 @@
 """The records of a run as they lie on storage. docs/format.md describes each field for people.
 
 Field names and meanings are for ever: later releases add fields, with defaults, and change none. Decoding checks types
-and bounds, ignores fields it does not know, and refuses a `format` newer than `FORMAT`.
+and bounds, ignores fields it does not know, and refuses a `format` newer than `FORMAT`. Records that no other one has a
+digest of (`Sealed`) end with a check of their own bytes, and nothing in them is believed before that.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
+import xxhash
 
 from ..errors import FormatError, NewerFormatError
 
@@ -26,9 +28,11 @@ __all__ = [
     "Piece",
     "PinRecord",
     "RunRecord",
+    "Sealed",
     "TensorRecord",
     "decode",
     "encode",
+    "seal",
 ]
 
 FORMAT = 1
@@ -42,8 +46,20 @@ Digest = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,20}:[0-9a-f]{1,128}$
 Dims = Annotated[list[Size], msgspec.Meta(max_length=64)]
 
 
-class RunRecord(msgspec.Struct, kw_only=True):
+class Sealed(msgspec.Struct, kw_only=True):
+    """A record that nothing else has a digest of: it ends with the field `check`, see `seal`.
+
+    Attributes:
+        way_out: what to do where the bytes are not those that were written.
+    """
+
+    way_out: ClassVar[str]
+
+
+class RunRecord(Sealed, kw_only=True):
     """`resilio.json`: this is a run."""
+
+    way_out = "Bring it back from a backup; or delete it, and the next save writes a new one."
 
     format: int
     run_id: Name
@@ -56,12 +72,14 @@ class ParentRef(msgspec.Struct, kw_only=True, frozen=True):
     step: Step
 
 
-class GenerationRecord(msgspec.Struct, kw_only=True):
+class GenerationRecord(Sealed, kw_only=True):
     """`generations/000007.json`: one life of a manager that writes.
 
     `ancestors` are the checkpoints of the lineage up to and including the parent that still had a commit when the
     generation was made, so one record is enough to know the whole lineage.
     """
+
+    way_out = "Bring it back from a backup, or copy the checkpoint you want out of its folder with plain DCP."
 
     format: int
     generation: Generation
@@ -73,8 +91,10 @@ class GenerationRecord(msgspec.Struct, kw_only=True):
     time_s: float = 0.0
 
 
-class CommitRecord(msgspec.Struct, kw_only=True):
+class CommitRecord(Sealed, kw_only=True):
     """`commits/<step>-g<generation>.json`: what makes an attempt a checkpoint."""
+
+    way_out = "Bring it back from a backup, or restore another checkpoint."
 
     format: int
     step: Step
@@ -91,12 +111,14 @@ class CommitRecord(msgspec.Struct, kw_only=True):
     versions: dict[str, str] = {}
 
 
-class PinRecord(msgspec.Struct, kw_only=True):
+class PinRecord(Sealed, kw_only=True):
     """`pins/<step>-g<generation>-<hex>.json`: a person's reason to keep a checkpoint, and a copy of its commit record.
 
     `commit` is the text of the commit record, byte for byte: it stands in for the record where a sweep had deleted
     that before it saw the pin.
     """
+
+    way_out = "Bring it back from a backup, or delete it: until then it holds its checkpoint."
 
     format: int
     step: Step
@@ -108,12 +130,14 @@ class PinRecord(msgspec.Struct, kw_only=True):
     time_s: float = 0.0
 
 
-class LeaseRecord(msgspec.Struct, kw_only=True):
+class LeaseRecord(Sealed, kw_only=True):
     """`leases/<step>-g<generation>-<hex>.json`: a reader's reason to keep a checkpoint, for `ttl_s` seconds.
 
     They count from the moment the store says the object was written; `time_s` is the reader's clock, which counts only
     where the store does not tell.
     """
+
+    way_out = "Delete it once nobody reads its checkpoint: until then it holds that."
 
     format: int
     step: Step
@@ -214,12 +238,23 @@ class ManifestPart(msgspec.Struct, kw_only=True):
 
 
 _T = TypeVar("_T", bound=msgspec.Struct)
+_CHECK_SIZE = 44  # bytes of ,"check":"<32 hex digits>"}
 _SIZE_LIMIT = 1 << 30  # a record is JSON in memory several times its size; 1 GiB is no honest record
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """`record` as JSON bytes. Dicts keep their order: the order of saved values comes back."""
-    return msgspec.json.encode(record)
+    """`record` as JSON bytes, sealed if it is to be. Dicts keep their order: the order of saved values comes back."""
+    data = msgspec.json.encode(record)
+    return seal(data) if isinstance(record, Sealed) else data
+
+
+def seal(data: bytes) -> bytes:
+    """`data`, a JSON object, with a last field `check`: the xxh3_128 of all bytes before the comma that precedes it."""
+    return data[:-1] + _check(data[:-1])
+
+
+def _check(body: bytes) -> bytes:
+    return b',"check":"%s"}' % xxhash.xxh3_128_hexdigest(body).encode()
 
 
 def decode(data: bytes, kind: type[_T], where: str) -> _T:
@@ -232,10 +267,17 @@ def decode(data: bytes, kind: type[_T], where: str) -> _T:
 
     Raises:
         NewerFormatError: written by a newer resilio.
-        FormatError: not such a record.
+        FormatError: not such a record, or not the bytes that were written.
     """
     if len(data) > _SIZE_LIMIT:
         raise FormatError(f"{where}: {len(data)} bytes are too many for a {kind.__name__}", where=where)
+    if issubclass(kind, Sealed) and data[-_CHECK_SIZE:] != _check(data[:-_CHECK_SIZE]):
+        # Before anything else: a hit in a field's name makes it its default, one in the format a newer resilio's.
+        raise FormatError(
+            f"{where} is not a readable {kind.__name__}: the check at its end is missing or is not that of its bytes, "
+            f"so it was damaged, cut short or edited. {kind.way_out}",
+            where=where,
+        )
     try:
         head = msgspec.json.decode(data, type=_Head)
         if head.format > FORMAT:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from records.fake_store import forged
 
 from resilio.records import keys
 from resilio.types import CheckpointRef
@@ -71,7 +72,7 @@ def test_an_unreadable_record_is_named_and_the_others_are_listed(resilio: Any, b
 def test_a_newer_format_is_inconclusive(resilio: Any, branched: Any) -> None:
     path = branched.folder / keys.RUN
     path.chmod(0o644)
-    path.write_text('{"format": 99, "run_id": "x"}')
+    path.write_bytes(forged({"format": 99, "run_id": "x"}))
     code, out, err = resilio("ls", branched.url)
     assert (code, out) == (3, "")
     assert "99" in err and "pgrade" in err

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from records.fake_store import edited
+from records.fake_store import forged as resealed
 from torch import nn
 from workload import assert_same, build, rng, snapshot
 
@@ -292,7 +294,10 @@ class Forged:
         root = json.dumps(self.manifest).encode()
         replace(self.folder / "manifest.json", root)
         self.commit.update(manifest_size_bytes=len(root), manifest_digest=digest_of(root))
-        replace(self.commit_path, json.dumps(self.commit).encode())
+        self.seal_commit()
+
+    def seal_commit(self) -> None:
+        replace(self.commit_path, resealed(self.commit))
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -317,7 +322,7 @@ def test_a_commit_record_that_points_outside_of_the_run_is_refused(run, tmp_path
     for path in forged.folder.iterdir():
         (tmp_path / "outside" / path.name).write_bytes(path.read_bytes())
     forged.commit["attempt"] = attempt
-    replace(forged.commit_path, json.dumps(forged.commit).encode())
+    forged.seal_commit()
     refuses(run, FormatError, r"commits/000000002-g000001\.json", which=2)
     assert refused_then_older(run) == 1
 
@@ -333,7 +338,7 @@ def refused_then_older(url: str) -> int:
 def test_a_commit_record_that_points_to_another_checkpoint_s_folder_is_refused(run):
     forged, other = Forged(run, 2), Forged(run, 1)
     forged.commit.update({key: other.commit[key] for key in ("attempt", "manifest_size_bytes", "manifest_digest")})
-    replace(forged.commit_path, json.dumps(forged.commit).encode())
+    forged.seal_commit()
     refuses(run, FormatError, r"commits/000000002-g000001\.json", which=2)
     assert refused_then_older(run) == 1
 
@@ -364,7 +369,7 @@ def test_a_record_of_a_newer_format_is_no_damage_and_says_what_to_do(run, where)
     else:
         name = {"resilio.json": "resilio.json", "generation": "generations/000001.json"}.get(where)
         path = forged.root / name if name else forged.commit_path
-        replace(path, path.read_bytes().replace(b'"format":1', b'"format":2'))
+        replace(path, edited(path.read_bytes(), b'"format":1', b'"format":2'))
     listed = sorted(path.relative_to(forged.root) for path in forged.root.rglob("*"))
     refuses(run, NewerFormatError, "has format 2; this resilio reads up to 1. Upgrade")
     with CheckpointManager(run, build("single").state(), mode="sync") as ckpt, pytest.raises(ResilioError):

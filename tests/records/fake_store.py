@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -276,6 +277,19 @@ def manager(store: Storage, which: CheckpointRef | None = None, nonce: str | Non
 def steps(catalog: Catalog) -> list[int]:
     """Steps of the lineage."""
     return [ref.step for ref in catalog.lineage]
+
+
+def forged(record: dict[str, Any]) -> bytes:
+    """A small record as somebody would write it who keeps to the format, whatever is in it: with a check that fits."""
+    record.pop("check", None)
+    return schema.seal(json.dumps(record).encode())
+
+
+def edited(data: bytes, old: bytes, new: bytes) -> bytes:
+    """A small record with `old` in it made `new`, and its check made right again."""
+    body = data[: data.rindex(b',"check":"')]
+    assert old in body
+    return schema.seal(body.replace(old, new, 1) + b"}")
 
 
 def _put(store: Storage, attempt: str, name: str, data: bytes) -> schema.ObjectRecord:

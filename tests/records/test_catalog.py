@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from records.fake_store import FakeStore, manager, save, steps
+from records.fake_store import FakeStore, forged, manager, save, steps
 
 from resilio.errors import (
     AccessDeniedError,
@@ -173,7 +173,7 @@ def test_a_run_is_made_once_and_adopted_by_the_others(store: FakeStore):
 
 
 def test_a_run_of_a_newer_resilio_is_refused(store: FakeStore):
-    store.put(keys.RUN, b'{"format": 2, "run_id": "x", "what": []}')
+    store.put(keys.RUN, forged({"format": 2, "run_id": "x", "what": []}))
     with pytest.raises(NewerFormatError):
         read_run(store)
     writer = RunWriter(store)

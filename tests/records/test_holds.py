@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from records.fake_store import Died, FakeStore, Interleaved, manager, save, steps
+from records.fake_store import Died, FakeStore, Interleaved, edited, forged, manager, save, steps
 
 from resilio.clock import FakeClock
 from resilio.errors import (
@@ -135,7 +135,7 @@ def test_what_is_not_there_cannot_be_held(store: FakeStore, hold: Callable[..., 
 def test_a_pin_holds_the_bytes_of_the_record_also_those_of_a_newer_release(store: FakeStore):
     filled(store, 1)
     key = keys.commit_key(ONE)
-    store.objects[key] = store.objects[key][:-1] + b',"field_of_tomorrow":[1, 2]}'
+    store.objects[key] = edited(store.objects[key], b'{"format"', b'{"field_of_tomorrow":[1, 2],"format"')
     assert pin(store, ONE, "x").commit.encode() == store.objects[key]
 
 
@@ -198,7 +198,10 @@ def test_pins_are_looked_at_only_where_nothing_else_answers(store: FakeStore):
     assert not [key for _, key in store.log if key.startswith("pins/")]
 
 
-@pytest.mark.parametrize("damage", [b"{", b'{"format":1,"step":1,"generation":1,"because":"x","commit":"{}"}', b""])
+UNREADABLE = {"format": 1, "step": 1, "generation": 1, "because": "x", "commit": "{}"}
+
+
+@pytest.mark.parametrize("damage", [b"{", forged(UNREADABLE), b""], ids=["cut", "its-record", "empty"])
 def test_a_pin_that_cannot_be_read_holds_and_is_passed_over(
     store: FakeStore, damage: bytes, caplog: pytest.LogCaptureFixture
 ):
@@ -238,7 +241,7 @@ def test_a_pin_or_lease_that_may_not_be_read_holds_and_is_passed_over(store: Fak
 def test_a_pin_that_says_another_step_than_its_name_does_not_stand_in(store: FakeStore):
     pinned_without_record(store)
     key = under(store, "pins/000000001")[0]
-    store.objects[key] = store.objects[key].replace(b'"step":1,', b'"step":2,', 1)
+    store.objects[key] = edited(store.objects[key], b'"step":1,', b'"step":2,')
     with pytest.raises(NotFoundError):
         discover(store).read(ONE)
 

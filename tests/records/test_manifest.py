@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records.fake_store import FakeStore, commit, manager, save, write_attempt
+from records.fake_store import FakeStore, commit, forged, manager, save, write_attempt
 
 from resilio.errors import FormatError, IntegrityError, NewerFormatError, NoCheckpointError
 from resilio.records import keys, schema
@@ -43,7 +43,7 @@ def forge(store: FakeStore, name: str, change: Callable[[dict[str, Any]], None])
     def rewrite(key: str, change: Callable[[dict[str, Any]], None]) -> tuple[int, str]:
         data = msgspec.json.decode(store.objects[key])
         change(data)
-        store.objects[key] = msgspec.json.encode(data)
+        store.objects[key] = forged(data) if key == keys.commit_key(REF) else msgspec.json.encode(data)
         return len(store.objects[key]), digest_of(store.objects[key])
 
     if name != "manifest.json":
