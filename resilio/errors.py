@@ -18,6 +18,7 @@
     │   └── NewerFormatError                     written by a newer resilio
     ├── CaptureError (TypeError)                 a part of the live state cannot be saved exactly
     ├── RanksDisagreeError                       ranks hold different things where they must be equal
+    ├── RanksLostError                           ranks did not come where all must meet: dead, or hung
     ├── SaveError                                an attempt failed; the checkpoints before it are untouched
     │   └── FencedError                          another manager owns the run now
     ├── RestoreError                             live state is as it was, unless the message says otherwise
@@ -51,6 +52,7 @@ __all__ = [
     "NotFoundError",
     "OutOfSpaceError",
     "RanksDisagreeError",
+    "RanksLostError",
     "ResilioError",
     "RestoreError",
     "SaveError",
@@ -145,6 +147,10 @@ class CaptureError(ResilioError, TypeError):
 
 class RanksDisagreeError(ResilioError):
     """Ranks hold different values or structure where they must be equal. Names key and ranks."""
+
+
+class RanksLostError(ResilioError):
+    """Some ranks did not come to where all must meet within the deadline. `ranks` names them, `phase` says where."""
 
 
 class SaveError(ResilioError):

@@ -46,6 +46,8 @@ from ..ranks import Ranks, portable
 
 __all__ = [
     "ALL",
+    "READING",
+    "CheckpointException",
     "async_save",
     "finish_metadata",
     "global_plan",
@@ -116,20 +118,17 @@ def finish_metadata(metadata: Metadata, where: dict[MetadataIndex, Any], ties: d
     return pickle.dumps(metadata)
 
 
+READING = "reading the checkpoint"
+
+
 def save(state: dict[str, Any], writer: StorageWriter, planner: SavePlanner, ranks: Ranks) -> BaseException | None:
     """`dcp.save`; returns its failure, see `told`.
 
     Ranks: all; collective on the data group.
-    Blocks: until committed.
+    Blocks: until all ranks have written.
     """
     try:
-        dcp_save(
-            {ALL: state},
-            storage_writer=writer,
-            planner=planner,
-            process_group=ranks.data,
-            no_dist=ranks.data is None,
-        )
+        dcp_save({ALL: state}, storage_writer=writer, planner=planner, **_where(ranks))
     except (Exception, CheckpointException) as error:  # noqa: BLE001  handed to the caller whole
         _let_through(error, ranks)
         return error
@@ -149,8 +148,7 @@ def async_save(
         storage_writer=writer,
         planner=planner,
         async_stager=stager,
-        process_group=ranks.data,
-        no_dist=ranks.data is None,
+        **_where(ranks),
     )
     assert isinstance(future, Future)  # our stager returns no future of its own
     return future
@@ -166,12 +164,20 @@ def load(state: dict[str, torch.Tensor], reader: StorageReader, planner: LoadPla
             {ALL: state},
             storage_reader=reader,
             planner=planner,
-            process_group=ranks.data,
-            no_dist=ranks.data is None,
+            **_where(ranks),
         )
     except CheckpointException as error:
         _let_through(error, ranks)
         raise told(error, RestoreError) from error
+    except RuntimeError as error:  # what goes wrong in a step of DCP's comes as the other
+        if ranks.groups is None or ranks.exchange is None:
+            raise
+        raise (ranks.exchange.lost or ranks.collective_failed(READING, f"{READING} {ranks.votes}", error)) from error
+
+
+def _where(ranks: Ranks) -> dict[str, Any]:
+    groups = ranks.groups
+    return {"no_dist": True} if groups is None else {"process_group": groups.data}
 
 
 def _let_through(error: BaseException, ranks: Ranks) -> None:
@@ -192,5 +198,7 @@ def told(error: BaseException, kind: type[ResilioError]) -> ResilioError:
     ranks = sorted(error.failures)
     first = portable(error.failures[ranks[0]][0], kind)
     facts = {**first.facts, "rank": ranks[0], "ranks": ranks}
+    if hasattr(first, "rank"):  # agreed on before DCP heard of it
+        return first
     where = f"rank {ranks[0]}: " if dist.is_available() and dist.is_initialized() else ""
     return type(first)(f"{where}{first}", **facts)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TypeVar
 
 import torch
 
-from ..errors import SaveError
-from ..ranks import Ranks
+from ..errors import ResilioError, SaveError
+from ..ranks import Ranks, portable
 from ..records.manifest import LoadedManifest
 from ..records.values import decode_value
 from ..state.flat import FlatState, Ref, SavedState, TensorSpec
@@ -23,6 +24,7 @@ from .writer import AttemptWriter, Root
 
 __all__ = ["Engine", "saved_state"]
 
+_T = TypeVar("_T")
 _log = logging.getLogger("resilio")
 
 
@@ -50,38 +52,59 @@ class Engine:
         flat: FlatState,
         local: LocalPlan,
         attempt: str,
-        commit: Callable[[Root], None],
+        commit: Callable[[Root], _T],
         after: Callable[[], None] | None = None,
         *,
         background: bool = False,
-    ) -> Future[None]:
+    ) -> Future[_T]:
         """Write `flat` as `attempt` and commit it. The save before must have ended on all ranks.
 
         Args:
             flat: this rank's captured state.
             local: what `plan` made of it.
             attempt: name of the attempt's folder, the same on all ranks.
-            commit: runs on rank 0 when all ranks' bytes are durable; what it raises fails the save on all ranks.
+            commit: runs on rank 0 when all ranks' bytes are durable; what it raises fails the save on all ranks, what
+                it returns goes to all.
             after: runs on this rank once the checkpoint is committed, before the future is done; its failure is logged.
             background: return when the state is copied; training may change it from then on.
 
         Returns:
-            Done when this rank knows the outcome; its exception is a `SaveError` or another of ours, the same on all
-            ranks.
+            Done when this rank knows the outcome: what `commit` returned; its exception is a `SaveError` or another of
+            ours, the same on all ranks.
 
         Ranks: all; collective on the data group, in the background if asked for.
         Blocks: until committed, or while the state is copied.
         """
-        writer = AttemptWriter(self._storage, attempt, local, self._ranks.rank, self._digest, commit)
-        planner = Planner(local, self._ranks.rank)
+        ranks, saving = self._ranks, self._ranks.saving
+        if saving.exchange is not None:
+            saving.exchange.lost = None
+
+        def arrive(failure: BaseException | None, phase: str) -> None:
+            # Named by the attempt: after one that broke off here and went on there, all meet again in the next.
+            ranks.arrive(failure, SaveError, what=f"{phase} {attempt}", name=f"{attempt}/{phase}", via=saving)
+
+        writer = AttemptWriter(
+            self._storage, attempt, local, ranks.rank, self._digest, lambda failure: arrive(failure, "writing")
+        )
+        planner = Planner(local, ranks.rank, lambda failure: arrive(failure, "staging"))
         state = {**flat.tensors, **flat.values}
-        outcome: Future[None] = Future()
+        outcome: Future[_T] = Future()
         # Whoever gives up awaiting it must not cancel it: this rank would go on alone.
         outcome.set_running_or_notify_cancel()
 
+        def make_it_one() -> _T:
+            assert writer.root is not None
+            return commit(writer.root)
+
         def settle(error: BaseException | None) -> None:
-            if error is not None:
-                outcome.set_exception(dcp.told(error, SaveError))
+            try:
+                if error is not None:
+                    raise self._told(error, attempt)
+                committed = saving.from_coordinator(
+                    make_it_one, SaveError, what=f"committing {attempt}", name=f"{attempt}/committing"
+                )
+            except Exception as failure:  # noqa: BLE001  handed to whoever waits
+                outcome.set_exception(portable(failure, SaveError))
                 return
             try:
                 if after is not None:
@@ -90,7 +113,7 @@ class Engine:
                 # The checkpoint is committed whatever comes after; and a future that is never done would hang all
                 # ranks.
                 _log.exception("after a save: attempt=%s", attempt)
-            outcome.set_result(None)
+            outcome.set_result(committed)
 
         if background:
             running = dcp.async_save(state, writer, planner, self._stager, self._ranks)
@@ -98,6 +121,16 @@ class Engine:
         else:
             settle(dcp.save(state, writer, planner, self._ranks))
         return outcome
+
+    def _told(self, error: BaseException, attempt: str) -> ResilioError:
+        """What ended an attempt, as all ranks should hear it."""
+        saving = self._ranks.saving
+        if saving.exchange is not None and saving.exchange.lost is not None:
+            return saving.exchange.lost
+        if saving.exchange is None or isinstance(error, dcp.CheckpointException):
+            return dcp.told(error, SaveError)
+        # Errors of DCP's steps come as the other: one of its collectives failed.
+        return self._ranks.collective_failed(f"saving {attempt}", attempt, error, via=saving)
 
     def fill(
         self,
@@ -119,7 +152,7 @@ class Engine:
         Ranks: all; collective on the data group.
         Blocks: until all ranks have read.
         """
-        dcp.load(scratch, CheckpointReader(self._storage, manifest, progress), Loader(), self._ranks)
+        dcp.load(scratch, CheckpointReader(self._storage, manifest, self._ranks, progress), Loader(), self._ranks)
 
     def close(self) -> None:
         """Give the staging buffers back. Local."""

@@ -129,7 +129,7 @@ def fill_foreign(
     Ranks: all; collective on the data group.
     Blocks: until all ranks have read.
     """
-    dcp.load(scratch, ForeignReader(storage, checkpoint.metadata, progress), Loader(), ranks)
+    dcp.load(scratch, ForeignReader(storage, checkpoint.metadata, ranks, progress), Loader(), ranks)
 
 
 class ForeignReader(ParallelReader):
@@ -138,11 +138,14 @@ class ForeignReader(ParallelReader):
     Args:
         storage: the checkpoint's folder.
         metadata: checked.
+        ranks: that read together.
         progress: called with the number of bytes of each finished read.
     """
 
-    def __init__(self, storage: Storage, metadata: Metadata, progress: Callable[[int], None] | None = None) -> None:
-        super().__init__(storage, progress)
+    def __init__(
+        self, storage: Storage, metadata: Metadata, ranks: Ranks, progress: Callable[[int], None] | None = None
+    ) -> None:
+        super().__init__(storage, ranks, progress)
         self._metadata = metadata
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ..errors import InternalError, RestoreError
-from ..ranks import portable
+from ..ranks import Ranks
 from ..storage.base import Storage
 from . import dcp
 from .plan import local_tensor
@@ -85,12 +85,14 @@ class ParallelReader(StorageReader):
 
     Args:
         storage: where the checkpoint lies.
+        ranks: that read together.
         progress: called with the number of bytes of each finished read.
     """
 
-    def __init__(self, storage: Storage, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(self, storage: Storage, ranks: Ranks, progress: Callable[[int], None] | None = None) -> None:
         super().__init__()
         self._storage = storage
+        self._ranks = ranks
         self._progress = progress or (lambda size_bytes: None)
 
     @abstractmethod
@@ -98,8 +100,9 @@ class ParallelReader(StorageReader):
         """The reads that fill every item of `plan`, in the order of the bytes; each may run in any thread."""
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill every item, several reads at a time. Errors become portable ones here."""
+        """Fill every item, several reads at a time, and wait for the other ranks: DCP's collective comes next."""
         workers = max(1, self._storage.capabilities.concurrency)
+        failure: Exception | None = None
         try:
             with ThreadPoolExecutor(workers, thread_name_prefix="resilio-read") as pool:
                 try:
@@ -108,8 +111,9 @@ class ParallelReader(StorageReader):
                 except BaseException:
                     pool.shutdown(wait=True, cancel_futures=True)
                     raise
-        except Exception as error:
-            raise portable(error, RestoreError) from error
+        except Exception as error:  # noqa: BLE001  told to all ranks, which raise it together
+            failure = error
+        self._ranks.arrive(failure, RestoreError, what=dcp.READING)
         future: Future[None] = Future()
         future.set_result(None)
         return future

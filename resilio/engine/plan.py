@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -142,11 +143,13 @@ class Planner(SavePlanner):
     Args:
         local: this rank's plan.
         rank: this process.
+        arrive: called with what went wrong here so far, or None: raises on all ranks if one is missing or has failed.
     """
 
-    def __init__(self, local: LocalPlan, rank: int) -> None:
+    def __init__(self, local: LocalPlan, rank: int, arrive: Callable[[BaseException | None], None]) -> None:
         self._local = local
         self._rank = rank
+        self._arrive = arrive
         self._state: dict[str, Any] = {}
 
     def set_up_planner(
@@ -154,9 +157,12 @@ class Planner(SavePlanner):
     ) -> None:
         """Take what was staged: flat key -> local tensor on the CPU, or value."""
         self._state = state_dict[dcp.ALL]
-        if FAILED in self._state:
-            raise self._state[FAILED]
-        failpoints.hit("save.staged", self._rank)
+        failure: BaseException | None = self._state.get(FAILED)
+        try:
+            failpoints.hit("save.staged", self._rank)
+        except OSError as error:
+            failure = error
+        self._arrive(failure)  # DCP's first collective comes next
 
     def create_local_plan(self) -> SavePlan:
         """The plan made before staging."""

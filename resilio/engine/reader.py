@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
 from ..errors import IntegrityError, NotFoundError
+from ..ranks import Ranks
 from ..records.digests import BLOCK_SIZE, DIGEST_SIZE, block_count, verify_blocks
 from ..records.manifest import LoadedManifest, PlacedPiece
 from ..storage.base import Storage
@@ -52,13 +53,18 @@ class CheckpointReader(ParallelReader):
     Args:
         storage: the run's store.
         manifest: verified root and parts.
+        ranks: that read together.
         progress: called with the number of bytes of each finished read.
     """
 
     def __init__(
-        self, storage: Storage, manifest: LoadedManifest, progress: Callable[[int], None] | None = None
+        self,
+        storage: Storage,
+        manifest: LoadedManifest,
+        ranks: Ranks,
+        progress: Callable[[int], None] | None = None,
     ) -> None:
-        super().__init__(storage, progress)
+        super().__init__(storage, ranks, progress)
         self._manifest = manifest
         self._digests: dict[str, bytes] = {}
         self._lock = threading.Lock()

@@ -61,11 +61,20 @@ class AttemptWriter(StorageWriter):
         local: this rank's plan.
         rank: this process.
         digest: algorithm of the whole-object digests.
-        commit: called on rank 0 when every rank's bytes are durable; makes the attempt a checkpoint, or raises.
+        arrive: called with what went wrong here, or None: raises on all ranks if one is missing or has failed.
+
+    Attributes:
+        root: on rank 0, what all ranks have written, once they have.
     """
 
     def __init__(
-        self, storage: Storage, attempt: str, local: LocalPlan, rank: int, digest: str, commit: Callable[[Root], None]
+        self,
+        storage: Storage,
+        attempt: str,
+        local: LocalPlan,
+        rank: int,
+        digest: str,
+        arrive: Callable[[BaseException | None], None],
     ) -> None:
         super().__init__()
         self._storage = storage
@@ -73,7 +82,8 @@ class AttemptWriter(StorageWriter):
         self._local = local
         self._rank = rank
         self._digest = digest
-        self._commit = commit
+        self._arrive = arrive
+        self.root: Root | None = None
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """A writer is for one attempt; there is nothing to reset."""
@@ -91,18 +101,23 @@ class AttemptWriter(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's objects; each is durable when this returns. Errors become portable ones here."""
+        """Write this rank's objects, each durable when this returns, and wait for those of the other ranks.
+
+        So DCP's collective, which comes next, is never open while somebody writes, however long that takes.
+        """
+        results: list[WriteResult] = []
+        failure: Exception | None = None
         try:
             results = self._write(plan, planner)
-        except Exception as error:
-            # DCP pickles what is raised here to rank 0; a foreign exception might not survive that.
-            raise portable(error, SaveError) from error
+        except Exception as error:  # noqa: BLE001  told to all ranks, which raise it together
+            failure = error
+        self._arrive(failure)
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Rank 0: gather the ranks' reports, then commit."""
+        """Rank 0: gather the ranks' reports. The commit comes when DCP has closed its collective."""
         try:
             where: dict[MetadataIndex, Any] = {}
             parts: list[PartRef] = []
@@ -116,7 +131,7 @@ class AttemptWriter(StorageWriter):
                     where[result.index] = result.storage_data
             failpoints.hit("save.before_metadata", self._rank)
             data = dcp.finish_metadata(metadata, where, self._local.ties, self._attempt)
-            self._commit(Root(data, parts, sizes, self._local.ties))
+            self.root = Root(data, parts, sizes, self._local.ties)
         except Exception as error:
             raise portable(error, SaveError) from error
 

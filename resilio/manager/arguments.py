@@ -106,13 +106,13 @@ def check_restore(
         mine = f"which={which!r}, only={chosen[0]}, exclude={chosen[1]}, rename={names}, strict={strict}"
     except Exception as caught:  # noqa: BLE001  told to all ranks: the others wait in the next line
         error = caught
-    ranks.agree(error)
+    ranks.agree(error, what="restoring")
     _compare(ranks, mine)
     return found
 
 
 def _compare(ranks: Ranks, mine: str) -> None:
-    told = ranks.gather(mine)
+    told = ranks.gather(mine, "comparing arguments")
     # A policy of the user's own without a repr prints where it lies in memory, which says nothing.
     told = [_ADDRESS.sub("", one) for one in told]
     for rank, theirs in enumerate(told):

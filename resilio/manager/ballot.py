@@ -82,8 +82,8 @@ class Ballot:
         signalled, self._carried = self._carried, frozenset()
         if self._vote is None:
             return Agreed(signalled=signalled)
-        flags = self._vote.result()
-        self._vote = None
+        vote, self._vote = self._vote, None
+        flags = vote.result()
         return Agreed(
             flags["running"],
             flags["failed"],
@@ -104,5 +104,7 @@ class Ballot:
 
     def close(self) -> None:
         """Forget a vote that nobody will read, and put signal handlers back. Not collective."""
+        if self._vote is not None:
+            self._vote.forget()
         self._vote = None
         self._signals.close()

@@ -8,7 +8,6 @@ from collections.abc import Generator
 from concurrent.futures import Future
 
 from ..types import CheckpointRef
-from .saving import SaveJob
 
 __all__ = ["SaveHandle"]
 
@@ -24,11 +23,17 @@ class SaveHandle:
         reason: why it is saved.
     """
 
-    def __init__(self, job: SaveJob, future: Future[None]) -> None:
-        self.step = job.step
-        self.reason = job.reason
-        self.job = job
+    def __init__(self, step: int, reason: str, future: Future[CheckpointRef]) -> None:
+        self.step = step
+        self.reason = reason
         self._future = future
+
+    @classmethod
+    def failed(cls, step: int, reason: str, error: BaseException) -> SaveHandle:
+        """That of a save which failed before it could begin."""
+        future: Future[CheckpointRef] = Future()
+        future.set_exception(error)
+        return cls(step, reason, future)
 
     def done(self) -> bool:
         """Whether this rank knows the outcome. Another rank may know it a little earlier or later."""
@@ -46,7 +51,7 @@ class SaveHandle:
         error = self.exception(timeout_s)
         if error is not None:
             raise error
-        return self.job.ref
+        return self._future.result()
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
         """The failure, None if it was committed. Blocks until done, or raises TimeoutError."""
@@ -56,8 +61,7 @@ class SaveHandle:
             raise TimeoutError(f"the save of step {self.step} is not done after {timeout_s} s") from None
 
     def __await__(self) -> Generator[object, None, CheckpointRef]:
-        yield from asyncio.wrap_future(self._future).__await__()
-        return self.job.ref
+        return (yield from asyncio.wrap_future(self._future).__await__())
 
     def __repr__(self) -> str:
         if not self.done():

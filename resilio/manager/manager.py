@@ -6,14 +6,14 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from ..clock import Clock, SystemClock
 from ..engine import Engine
-from ..errors import ConfigError, LiveStateError, RanksDisagreeError, ResilioError, RestoreError, SaveError
+from ..errors import ConfigError, LiveStateError, RestoreError
 from ..hooks import open_storage
 from ..policies import KeepPolicy, SaveContext, SavePolicy, keep_all
-from ..ranks import DEFAULT_TIMEOUT_S, Ranks, portable
+from ..ranks import DEFAULT_TIMEOUT_S, Ranks
 from ..state.training_state import TrainingState
 from ..storage.base import Storage
 from ..types import Mode
@@ -23,12 +23,16 @@ from .handle import SaveHandle
 from .report import RestoreReport
 from .restoring import Rename, Which, restore_into
 from .run_view import RunView
-from .saving import Committer, numbers
+from .saves import Saves
+from .saving import Committer
 from .signals import SignalFlags
+from .tolerance import Tolerance
 
 __all__ = ["CheckpointManager"]
 
 _log = logging.getLogger("resilio")
+
+_MAKING = "making a CheckpointManager"
 
 
 class CheckpointManager(RunView):
@@ -51,6 +55,9 @@ class CheckpointManager(RunView):
         mode: ``async`` holds the loop while the state is copied and writes in the background; ``sync`` holds it until
             the checkpoint is committed.
         fresh: begin anew over whatever the run holds; its checkpoints stay, off the new lineage.
+        on_save_error: ``raise`` the failure of a save, or ``warn`` and train on; the last save, and errors that will
+            not pass by themselves, are raised all the same.
+        save_errors_max: how many failed saves in a row are only warned of.
         digest: of whole objects: ``xxh3_128``, ``crc32``, or ``sha256`` where tampering must be evident.
         progress: whether rank 0 draws a bar on stderr when a restore takes long; None: if that is a terminal.
         timeout_s: how long a rank waits for the others in a collective of ours.
@@ -72,6 +79,8 @@ class CheckpointManager(RunView):
         keep: KeepPolicy | None = None,
         mode: Mode = "async",
         fresh: bool = False,
+        on_save_error: Literal["raise", "warn"] = "raise",
+        save_errors_max: int = 3,
         digest: str = "xxh3_128",
         progress: bool | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -83,8 +92,10 @@ class CheckpointManager(RunView):
         self._fresh = fresh
         self._progress = progress
         error: Exception | None = None
+        tolerance = Tolerance()
         signals = SignalFlags(())
         try:
+            tolerance = Tolerance(on_save_error, save_errors_max)
             check_constructor(save, keep, mode, fresh, digest, progress, timeout_s)
             self._state = TrainingState.of(state)
             self._storage = open_storage(url)
@@ -92,17 +103,21 @@ class CheckpointManager(RunView):
         except Exception as caught:  # noqa: BLE001  told to all ranks: the others wait in the next line
             error = caught
         try:
-            self._ranks = Ranks.connect(timeout_s if error is None else DEFAULT_TIMEOUT_S)
+            self._ranks = Ranks(timeout_s if error is None else DEFAULT_TIMEOUT_S)
         except BaseException:
             signals.close()
             raise
         try:
-            self._ranks.agree(error)
-            check_alike(self._ranks, self._storage, repr((self._storage.url, save, keep, mode, fresh, digest)))
+            self._ranks.agree(error, what=_MAKING)
+            check_alike(
+                self._ranks,
+                self._storage,
+                repr((self._storage.url, save, keep, mode, fresh, digest, on_save_error, save_errors_max)),
+            )
             # Rank 0 alone talks to the commit protocol; the others learn of it through what it tells them.
             self._committer = Committer(self._storage, keep or keep_all(), self._clock, digest)
             if fresh:
-                self._ranks.from_coordinator(self._committer.begin_fresh)
+                self._ranks.from_coordinator(self._committer.begin_fresh, what=_MAKING)
         except BaseException:
             self._ranks.close()
             signals.close()
@@ -111,11 +126,10 @@ class CheckpointManager(RunView):
         self._engine = Engine(self._storage, self._ranks, digest)
         if self._ranks.coordinator and not self._storage.capabilities.create_if_absent:
             _log.warning("store cannot create if absent: never run two managers on it url=%s", self._storage.url)
-        self._pending: SaveHandle | None = None
+        self._saves = Saves(
+            self._state, self._ranks, self._engine, self._committer, self._ballot, tolerance, self._clock, mode
+        )
         self._stop = False
-        self._latest: SaveHandle | None = None  # of this life, for "saving the same step twice"
-        self._last_step: int | None = None  # newest step known to be on storage: restored, or acknowledged
-        self._save_began_s = self._clock.monotonic_s()
         self._mixture: LiveStateError | None = None
         self._closed = False
 
@@ -128,7 +142,7 @@ class CheckpointManager(RunView):
         For the head of the loop. Behind it, N is the newest step that all ranks know to be on storage: in ``async``
         mode they come to know it in a later `step` or `save`, not when a handle says done.
         """
-        return (self._last_step or 0) + 1
+        return (self._saves.stored_step or 0) + 1
 
     @property
     def stop_requested(self) -> bool:
@@ -175,8 +189,9 @@ class CheckpointManager(RunView):
         Blocks: until all ranks have restored, or all have raised the same error.
         """
         self._open()
-        self._settle()
-        if self._fresh:
+        self._saves.settle()
+        self._ranks.renew("restoring")
+        if self._fresh and not self._saves.acknowledged:  # from then on the run is this manager's own
             if which != "newest":
                 raise ConfigError(
                     f"restore(which={which!r}) of a run begun anew with fresh=True: leave out one of them"
@@ -201,9 +216,10 @@ class CheckpointManager(RunView):
             raise
         self._mixture = None
         chosen = report.found.ref if report.found else None
-        self._ranks.from_coordinator(lambda: self._committer.restored(picker, chosen), RestoreError)
-        self._last_step = report.step if report.found else None
-        self._latest = None
+        self._ranks.from_coordinator(
+            lambda: self._committer.restored(picker, chosen), RestoreError, what="noting what was restored"
+        )
+        self._saves.went_to(report.step if report.found else None)
         return report
 
     def step(self, step: int, *, metrics: Mapping[str, Any] | None = None, last: bool = False) -> SaveHandle | None:
@@ -224,21 +240,24 @@ class CheckpointManager(RunView):
         Ranks: all; collective, at the same step.
         Blocks: for a save that is due, as `mode` says; otherwise for next to nothing.
         """
-        self._may_save(step)
+        self._may_save()
+        self._saves.check_step(step)
+        if self._ranks.groups is not None and self._ranks.groups.broken:
+            self._ranks.renew("a step after a rank was lost")  # a rank that does not know yet hears it from its vote
         agreed = self._ballot.read()
-        if self._pending and (agreed.failed or not agreed.running):
-            self._settle()
+        if self._saves.pending and (agreed.failed or not agreed.running):
+            self._saves.settle()
         self._stop = self._stop or bool(agreed.signalled)
         context = SaveContext(
             step=step,
-            last_saved_step=self._latest.step if self._latest else self._last_step,
+            last_saved_step=self._saves.newest_step,
             times_due=agreed.times_due,
             last=last,
             signalled=agreed.signalled,
         )
         reason = "last step" if last else self._save_policy.reason(context) if self._save_policy else None
-        handle = self._save(step, metrics, reason) if reason else None
-        self._ballot.begin(self._pending, self._save_began_s)
+        handle = self._saves.save(step, metrics, reason, final=last) if reason else None
+        self._ballot.begin(self._saves.pending, self._saves.began_s)
         return handle
 
     def save(self, step: int, *, metrics: Mapping[str, Any] | None = None) -> SaveHandle:
@@ -250,10 +269,10 @@ class CheckpointManager(RunView):
         Raises:
             SaveError: this save failed (``sync``), or the one before did.
         """
-        self._may_save(step)
-        handle = self._save(step, metrics, "asked for")
+        self._may_save()
+        handle = self._saves.save(step, metrics, "asked for")
         self._stop = bool(self._ballot.drop()) or self._stop
-        self._ballot.begin(self._pending, self._save_began_s)
+        self._ballot.begin(self._saves.pending, self._saves.began_s)
         return handle
 
     def close(self) -> None:
@@ -268,12 +287,12 @@ class CheckpointManager(RunView):
         if self._closed:
             return
         try:
-            self._settle()
+            self._saves.settle(final=True)
         finally:
             self._release()
 
     def __repr__(self) -> str:
-        now = "closed" if self._closed else self._latest or f"next step {self.next_step}"
+        now = "closed" if self._closed else self._saves.latest or f"next step {self.next_step}"
         rank = f"rank {self._ranks.rank} of {self._ranks.world}"
         return f"<CheckpointManager {self._storage.url} {self._mode}, {rank}, {now}>"
 
@@ -290,85 +309,20 @@ class CheckpointManager(RunView):
         # thread, so it can still end well.
         if self._closed:
             return
-        if self._pending:
-            failure = self._pending.exception()
-            if failure is not None:
-                _log.error("the save in flight failed step=%d error=%s", self._pending.step, failure)
-            self._pending = None
+        why = f"{kind.__name__}: {error}"
+        self._ranks.leave(why)
+        pending = self._saves.pending
+        if pending and (failure := pending.exception()) is not None:
+            _log.error("the save in flight failed step=%d error=%s", pending.step, failure)
+        self._ranks.saving.leave(why)
         self._release()
 
     # ------------------------------------------------------------------------------------------------------- internals
 
-    def _save(self, step: int, metrics: Mapping[str, Any] | None, reason: str) -> SaveHandle:
-        if self._latest and self._latest.step == step and not self._failed():
-            return self._latest
-        self._settle()
-        flat: Any = None
-        local: Any = None
-        attempt = ""
-        error: ResilioError | None = None
-        kept: dict[str, float] = {}
-        try:
-            flat = self._state.capture(step, rank=self._ranks.rank, world=self._ranks.world)
-            local = self._engine.plan(flat)
-            if self._ranks.coordinator:
-                kept = numbers(metrics or {})
-                attempt = self._committer.begin(step)
-        except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
-            error = portable(caught, SaveError)
-        answers = self._ranks.gather((error, attempt, step))
-        self._ranks.raise_first([answer[0] for answer in answers], error)
-        attempt, steps = answers[0][1], [answer[2] for answer in answers]
-        if len(set(steps)) > 1:
-            raise RanksDisagreeError(f"ranks save different steps: {steps} by rank. Nothing was written.", steps=steps)
-        job = self._committer.job(attempt, step, self._ranks.world, kept, reason)
-        self._save_began_s = self._clock.monotonic_s()
-        after = job.sweep if self._ranks.coordinator else None
-        future = self._engine.save(flat, local, attempt, job.commit, after, background=self._mode == "async")
-        self._latest = self._pending = SaveHandle(job, future)
-        if self._mode == "sync":
-            self._settle()
-        return self._latest
-
-    def _failed(self) -> bool:
-        """Whether the save in flight is known to have failed on some rank. Collective."""
-        self._ballot.drop()
-        handle = self._pending
-        return any(self._ranks.gather(handle is not None and handle.done() and handle.exception() is not None))
-
-    def _settle(self) -> None:
-        """Wait for the save in flight and raise its failure, on all ranks. Collective."""
-        self._ballot.drop()
-        handle = self._pending
-        if handle is None:
-            return
-        error = handle.exception()
-        self._pending = None  # not before: an interrupted wait must leave it to `__exit__` to wait for
-        try:
-            self._ranks.agree(error, SaveError)
-        except ResilioError:
-            self._latest = None  # that step is not saved: it may be tried again
-            if self._ranks.coordinator:
-                handle.job.failed()
-            raise
-        self._last_step = handle.step
-        self._fresh = False  # the run is this manager's own now, and may be restored from
-
-    def _may_save(self, step: int) -> None:
+    def _may_save(self) -> None:
         self._open()
         if self._mixture is not None:
             raise LiveStateError(f"nothing is saved: {self._mixture}", **self._mixture.facts)
-        self._check_step(step)
-
-    def _check_step(self, step: int) -> None:
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise ConfigError(f"step={step!r}: give the number of optimizer steps completed, an int from 0 on")
-        newest = self._latest.step if self._latest else self._last_step
-        if newest is not None and step < newest:
-            raise ConfigError(
-                f"step {step} after step {newest}: steps only grow. To go back, restore(which=…) an older step.",
-                step=step,
-            )
 
     def _open(self) -> None:
         if self._closed:

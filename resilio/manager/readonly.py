@@ -68,13 +68,13 @@ def restore(
         check_timeout(timeout_s)
     except ConfigError as caught:
         error, timeout_s = caught, DEFAULT_TIMEOUT_S
-    ranks = Ranks.connect(timeout_s)
+    ranks = Ranks(timeout_s)
     try:
         try:
             storage, live = open_storage(url), TrainingState.of(state)
         except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
             error = error or caught
-        ranks.agree(error)
+        ranks.agree(error, what="restoring")
         report, picker = restore_into(
             live,
             storage,

@@ -81,7 +81,7 @@ def _restore(
     passed: list[Damage] = []
     while True:
         # One rank looks and tells the others: two ranks that list a store may see two different newest checkpoints.
-        picked, bad, never = ranks.from_coordinator(lambda: _choose(picker), RestoreError)
+        picked, bad, never = ranks.from_coordinator(lambda: _choose(picker), RestoreError, what="choosing a checkpoint")
         _warn(bad, ranks)
         passed += bad
         if picked is None:
@@ -110,7 +110,7 @@ def _restore(
             passed += bad
         del plan  # its scratch memory, before the next one's
     _tell(never, ranks)
-    outcomes = plan.apply(lambda failed: ranks.agree(failed, RestoreError))
+    outcomes = plan.apply(lambda failed: ranks.agree(failed, RestoreError, what="putting state back"))
     report = RestoreReport(
         found=info,
         outcomes=outcomes_of_foreign(outcomes) if isinstance(source, ForeignCheckpoint) else tuple(outcomes),
@@ -153,7 +153,7 @@ def _plan(
         )
     except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
         error = caught
-    ranks.agree(error, RestoreError)
+    ranks.agree(error, RestoreError, what="planning a restore")
     return plan
 
 

@@ -144,9 +144,9 @@ class SaveJob:
             raise InternalError(f"{self.attempt!r} is no name of an attempt")
         return ref
 
-    def commit(self, root: Root) -> None:
+    def commit(self, root: Root) -> CheckpointRef:
         """`.metadata`, manifest, a look at the folder, the commit record: in this order. Rank 0; in the saving
-        thread.
+        thread. Returns the checkpoint.
         """
         storage = self.owner.storage
         storage.put(keys.attempt_key(self.attempt, keys.METADATA), root.metadata)
@@ -184,6 +184,7 @@ class SaveJob:
             *(self.step, self.ref.generation, self.world, time.monotonic() - self.began_s),
             *(sum(expected.values()), self.reason),
         )
+        return self.ref
 
     def failed(self) -> None:
         """The attempt failed on some rank: what it left may be collected by a later sweep. Rank 0."""

@@ -1,6 +1,7 @@
-"""How ranks agree: two process groups of our own, errors that reach everybody, and the vote one step ahead."""
+"""How ranks agree: meetings with a deadline, errors that reach everybody, and the vote one step ahead."""
 
-from .agreement import DEFAULT_TIMEOUT_S, Ranks, portable
+from .agreement import Agreement, portable, raise_first
+from .ranks import DEFAULT_TIMEOUT_S, Ranks
 from .vote import Vote
 
-__all__ = ["DEFAULT_TIMEOUT_S", "Ranks", "Vote", "portable"]
+__all__ = ["DEFAULT_TIMEOUT_S", "Agreement", "Ranks", "Vote", "portable", "raise_first"]

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch.distributed as dist
 
 from ..errors import ResilioError, SaveError, StorageError
+from .exchange import Exchange
 
-__all__ = ["DEFAULT_TIMEOUT_S", "Ranks", "portable"]
-
-DEFAULT_TIMEOUT_S = 1800.0  # torch.distributed's own, for gloo
+__all__ = ["Agreement", "portable"]
 
 _T = TypeVar("_T")
-_log = logging.getLogger("resilio")
+
+_SMALL = 1 << 20  # bytes; what is larger goes through a group, which passes it on in a tree
 
 
 def portable(error: BaseException, kind: type[ResilioError] = ResilioError) -> ResilioError:
@@ -41,111 +38,111 @@ def portable(error: BaseException, kind: type[ResilioError] = ResilioError) -> R
     return kind(f"{type(error).__name__}: {error}", cause=type(error).__name__, trace=text)
 
 
-@dataclass
-class Ranks:
-    """This process among the ranks of the job.
+class Agreement:
+    """How the ranks agree, in one thread of each.
 
-    Two gloo groups: `control` is used by the main thread alone, `data` by the saving thread alone. Sharing one would
-    let a save in the background meet the training loop's collectives in another order on another rank, which deadlocks
-    both.
-
-    Attributes:
-        rank: this process; 0 is the coordinator.
-        world: number of ranks.
-        control: group of the main thread, None without a process group.
-        data: group of the saving thread, None without a process group.
+    Args:
+        exchange: where they meet; None: this process is alone.
+        group: for what is too large to leave in a store.
     """
 
-    rank: int = 0
-    world: int = 1
-    control: dist.ProcessGroup | None = None
-    data: dist.ProcessGroup | None = None
+    def __init__(self, exchange: Exchange | None = None, group: Callable[[], dist.ProcessGroup] | None = None) -> None:
+        self.exchange = exchange
+        self._group = group
 
-    @classmethod
-    def connect(cls, timeout_s: float = DEFAULT_TIMEOUT_S) -> Ranks:
-        """Join the ranks of the default process group; alone if there is none.
+    def leave(self, why: str) -> None:
+        """Tell the others, without waiting for them, that this rank comes to no more meetings here."""
+        if self.exchange is not None:
+            self.exchange.leave(why)
 
-        Ranks: all; collective, as the making of a process group is.
-        Blocks: until every rank is here.
-        """
-        if not (dist.is_available() and dist.is_initialized()):
-            return cls()
-        timeout = timedelta(seconds=timeout_s)
-        control = dist.new_group(backend="gloo", timeout=timeout, group_desc="resilio-control")
-        data = dist.new_group(backend="gloo", timeout=timeout, group_desc="resilio-data")
-        return cls(dist.get_rank(), dist.get_world_size(), control, data)
-
-    @property
-    def coordinator(self) -> bool:
-        """Whether this is rank 0."""
-        return self.rank == 0
-
-    def gather(self, value: _T) -> list[_T]:
+    def gather(self, value: _T, what: str) -> list[_T]:
         """The values of all ranks, in order.
 
-        Ranks: all; collective on the control group.
-        """
-        if self.control is None:
-            return [value]
-        values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value, group=self.control)
-        return values
+        Args:
+            value: small.
+            what: the ranks are doing, for messages.
 
-    def agree(self, error: BaseException | None, kind: type[ResilioError] = ResilioError) -> None:
+        Raises:
+            RanksLostError: some rank did not come.
+            RanksDisagreeError: some rank is doing something else.
+
+        Ranks: all. Blocks: until all are here, or the deadline has passed. So do all methods here.
+        """
+        return [value] if self.exchange is None else self.exchange.meet(what, value, list)
+
+    def agree(
+        self,
+        error: BaseException | None,
+        kind: type[ResilioError] = ResilioError,
+        *,
+        what: str,
+        name: str | None = None,
+    ) -> None:
         """Return if no rank has an error; else raise the same one on all ranks.
 
         Args:
             error: this rank's, or None.
             kind: what a foreign exception becomes.
+            what: the ranks have been doing.
+            name: of the meeting, see `Exchange.meet`.
 
         Raises:
-            ResilioError: the error of the lowest rank that has one, with `rank` and `ranks` (all that failed) as facts.
-
-        Ranks: all; collective on the control group.
+            ResilioError: the error of the lowest rank that has one, with `rank`, `ranks` (all that failed) and `phase`
+                as facts.
         """
-        self.raise_first(self.gather(None if error is None else portable(error, kind)), error)
-
-    def raise_first(self, errors: list[ResilioError | None], own: BaseException | None = None) -> None:
-        """Raise the first of `errors` (by rank), if any, with the ranks that failed as facts. Not collective."""
-        failed = [rank for rank, error in enumerate(errors) if error is not None]
-        if not failed:
+        told = None if error is None else portable(error, kind)
+        if self.exchange is None:
+            if told is not None:
+                raise told from error
             return
-        error = errors[failed[0]]
-        assert error is not None
-        if self.world > 1 and not hasattr(error, "rank"):
-            where = f"rank {failed[0]}" + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else "")
-            error = type(error)(f"{where}: {error}", **{**error.facts, "rank": failed[0], "ranks": failed})
-        if isinstance(own, ResilioError) and failed[0] == self.rank and self.world == 1:
-            raise own
-        raise error from own
+        try:
+            self.exchange.meet(what, told, lambda errors: raise_first(errors, what), name=name)
+        except ResilioError as agreed:
+            raise agreed from error
 
-    def from_coordinator(self, make: Callable[[], _T], kind: type[ResilioError] = ResilioError) -> _T:
-        """What `make` returns on rank 0, on all ranks; its error too.
-
-        Ranks: all; collective on the control group. `make` runs on rank 0 alone.
-        """
-        if self.control is None:
+    def from_coordinator(
+        self,
+        make: Callable[[], _T],
+        kind: type[ResilioError] = ResilioError,
+        *,
+        what: str,
+        name: str | None = None,
+    ) -> _T:
+        """What `make` returns on rank 0, on all ranks; its error too. It runs on rank 0 alone, once all are here."""
+        if self.exchange is None:
             return make()
-        box: list[Any] = [None]
-        own: BaseException | None = None
-        if self.coordinator:
-            try:
-                box = [(make(), None)]
-            except Exception as error:  # noqa: BLE001  whatever it is, the others must hear of it
-                own = error
-                box = [(None, portable(error, kind))]
-        dist.broadcast_object_list(box, src=dist.get_global_rank(self.control, 0), group=self.control)
-        value, told = box[0]
-        if told is not None:
-            raise told from own
-        return value  # type: ignore[no-any-return]
+        own: list[BaseException] = []
 
-    def close(self) -> None:
-        """Give the groups back. Local: a group need not be left by all at once."""
-        for group in (self.control, self.data):
-            if group is not None and dist.is_initialized():
-                try:
-                    dist.destroy_process_group(group)
-                except (ValueError, RuntimeError) as error:  # the job tore its groups down before us
-                    _log.debug("closing a process group: %s", error)
-        self.control = self.data = None
+        def judge(values: list[None]) -> bytes | None:
+            try:
+                large[0] = pickle.dumps(make())
+            except Exception as error:
+                own.append(error)
+                raise portable(error, kind) from error
+            return large[0] if len(large[0]) <= _SMALL else None
+
+        large: list[bytes] = [b""]
+        try:
+            data = self.exchange.meet(what, None, judge, name=name)
+        except ResilioError as error:
+            raise error from (own[0] if own else None)
+        if data is None:
+            assert self._group is not None
+            group = self._group()
+            dist.broadcast_object_list(large, src=dist.get_global_rank(group, 0), group=group)
+            (data,) = large
+        value: _T = pickle.loads(data)  # noqa: S301  (our own bytes)
+        return value
+
+
+def raise_first(errors: list[ResilioError | None], what: str) -> None:
+    """Raise the first of `errors` (by rank), if any, with the ranks that failed as facts. Not collective."""
+    failed = [rank for rank, error in enumerate(errors) if error is not None]
+    if not failed:
+        return
+    error = errors[failed[0]]
+    assert error is not None
+    if len(errors) > 1 and not hasattr(error, "rank"):
+        where = f"rank {failed[0]}" + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else "")
+        error = type(error)(f"{where}: {error}", **{**error.facts, "rank": failed[0], "ranks": failed, "phase": what})
+    raise error

@@ -9,9 +9,11 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from .agreement import Ranks
+from .ranks import Ranks, wait_for
 
 __all__ = ["Vote"]
+
+_WHAT = "the vote of a step"
 
 
 class Vote:
@@ -25,18 +27,38 @@ class Vote:
     """
 
     def __init__(self, ranks: Ranks, flags: dict[str, bool]) -> None:
+        self._ranks = ranks
         self._names = list(flags)
         self._ballot = torch.tensor([int(flag) for flag in flags.values()], dtype=torch.uint8, device="cpu")
         self._work: dist.Work | None = None
-        if ranks.control is not None:
-            self._work = dist.all_reduce(self._ballot, op=dist.ReduceOp.MAX, group=ranks.control, async_op=True)
+        if ranks.groups is None:
+            return
+        ranks.votes += 1
+        self._name = f"vote {ranks.votes}"
+        try:
+            self._work = dist.all_reduce(self._ballot, op=dist.ReduceOp.MAX, group=ranks.groups.control, async_op=True)
+        except RuntimeError as error:
+            raise ranks.collective_failed(_WHAT, self._name, error) from error
+
+    def forget(self) -> None:
+        """Let nobody wait for a rank that has yet to vote, not even who gives the group back."""
+        if self._work is not None and not self._work.is_completed() and self._ranks.groups is not None:
+            self._ranks.groups.broken = True
 
     def result(self) -> dict[str, bool]:
         """The flags that at least one rank raised.
 
-        Blocks: until all ranks have voted.
+        Raises:
+            RanksLostError: a rank did not vote; names it.
+
+        Blocks: until all ranks have voted, or the deadline has passed.
         """
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
+        work, self._work = self._work, None
+        if work is not None:
+            if not wait_for(work, self._ranks.timeout_s):
+                raise self._ranks.collective_failed(_WHAT, self._name, None)
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise self._ranks.collective_failed(_WHAT, self._name, error) from error
         return {name: bool(flag) for name, flag in zip(self._names, self._ballot.tolist(), strict=True)}

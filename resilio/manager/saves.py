@@ -1,0 +1,180 @@
+"""The saves of one manager, one at a time: begun by all ranks together, and settled by all together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..clock import Clock
+from ..engine import Engine
+from ..errors import ConfigError, RanksDisagreeError, RanksLostError, ResilioError, SaveError
+from ..ranks import Ranks, portable, raise_first
+from ..state.training_state import TrainingState
+from ..types import Mode
+from .ballot import Ballot
+from .handle import SaveHandle
+from .saving import Committer, SaveJob, numbers
+from .tolerance import Tolerance
+
+__all__ = ["Saves"]
+
+
+class Saves:
+    """Begins saves, and knows how the newest one stands.
+
+    Args:
+        state: what is saved.
+        ranks: who takes part.
+        engine: writes it.
+        committer: rank 0's side.
+        ballot: whose open vote must be read before ranks meet over anything else.
+        tolerance: whether training goes on after a failure.
+        clock: for policies of time.
+        mode: ``sync`` or ``async``.
+
+    Attributes:
+        pending: the save in flight, None if there is none: on all ranks alike.
+        latest: the newest of this life that did not fail, for "saving the same step twice".
+        stored_step: newest step that all ranks know to be on storage: restored, or acknowledged.
+        began_s: this rank's monotonic clock when the newest save began.
+        acknowledged: whether a save of this life was.
+
+    Ranks: all methods are collective.
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        ranks: Ranks,
+        engine: Engine,
+        committer: Committer,
+        ballot: Ballot,
+        tolerance: Tolerance,
+        clock: Clock,
+        mode: Mode,
+    ) -> None:
+        self._state = state
+        self._ranks = ranks
+        self._engine = engine
+        self._committer = committer
+        self._ballot = ballot
+        self._tolerance = tolerance
+        self._clock = clock
+        self._mode = mode
+        self._job: SaveJob | None = None  # that of `pending`
+        self.pending: SaveHandle | None = None
+        self.latest: SaveHandle | None = None
+        self.stored_step: int | None = None
+        self.began_s = clock.monotonic_s()
+        self.acknowledged = False
+
+    @property
+    def newest_step(self) -> int | None:
+        """The newest step that is saved, or being saved."""
+        return self.latest.step if self.latest else self.stored_step
+
+    def went_to(self, step: int | None) -> None:
+        """Note that live state is that of `step` on storage, or of none."""
+        self.stored_step = step
+        self.latest = None
+
+    def check_step(self, step: int) -> None:
+        """Refuse a step that cannot be saved after the newest one.
+
+        Raises:
+            ConfigError: it is no number of steps, or goes back.
+        """
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ConfigError(f"step={step!r}: give the number of optimizer steps completed, an int from 0 on")
+        if self.newest_step is not None and step < self.newest_step:
+            raise ConfigError(
+                f"step {step} after step {self.newest_step}: steps only grow. To go back, restore(which=…) an older "
+                "step.",
+                step=step,
+            )
+
+    def save(self, step: int, metrics: Mapping[str, Any] | None, reason: str, *, final: bool = False) -> SaveHandle:
+        """Save `step`, once the save before is settled. One that is tolerated to fail gives a handle that says so.
+
+        Args:
+            step: optimizer steps completed.
+            metrics: of it.
+            reason: why it is saved.
+            final: no save comes after it, so its failure is raised whatever is tolerated.
+
+        Blocks: until state is copied, or in ``sync`` mode until the outcome is known.
+        """
+        if self.latest and self.latest.step == step and not self._failed():
+            return self.latest
+        self.settle()
+        try:
+            handle = self._begin(step, metrics, reason)
+            if self._mode == "sync":
+                self._settle()
+        except ResilioError as error:
+            self._tolerance.failed(error, final=final)
+            return SaveHandle.failed(step, reason, error)
+        return handle
+
+    def settle(self, *, final: bool = False) -> None:
+        """Wait for the save in flight; raise its failure on all ranks, unless it is tolerated and not `final`."""
+        try:
+            self._settle()
+        except ResilioError as error:
+            self._tolerance.failed(error, final=final)
+
+    def _begin(self, step: int, metrics: Mapping[str, Any] | None, reason: str) -> SaveHandle:
+        self._ranks.renew("beginning a save")
+        flat: Any = None
+        local: Any = None
+        attempt = ""
+        error: ResilioError | None = None
+        kept: dict[str, float] = {}
+        try:
+            self.check_step(step)
+            flat = self._state.capture(step, rank=self._ranks.rank, world=self._ranks.world)
+            local = self._engine.plan(flat)
+            if self._ranks.coordinator:
+                kept = numbers(metrics or {})
+                attempt = self._committer.begin(step)
+        except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
+            error = portable(caught, SaveError)
+        answers = self._ranks.gather((error, attempt, step), "planning a save")
+        raise_first([answer[0] for answer in answers], "planning a save")
+        attempt, steps = answers[0][1], [answer[2] for answer in answers]
+        if len(set(steps)) > 1:
+            raise RanksDisagreeError(f"ranks save different steps: {steps} by rank. Nothing was written.", steps=steps)
+        job = self._committer.job(attempt, step, self._ranks.world, kept, reason)
+        self.began_s = self._clock.monotonic_s()
+        after = job.sweep if self._ranks.coordinator else None
+        future = self._engine.save(flat, local, attempt, job.commit, after, background=self._mode == "async")
+        self._job = job
+        self.latest = self.pending = SaveHandle(step, reason, future)
+        return self.pending
+
+    def _failed(self) -> bool:
+        """Whether the save in flight is known to have failed on some rank."""
+        self._ballot.drop()
+        handle = self.pending
+        failed = handle is not None and handle.done() and handle.exception() is not None
+        return any(self._ranks.gather(failed, "asking after the save in flight"))
+
+    def _settle(self) -> None:
+        self._ballot.drop()
+        handle = self.pending
+        if handle is None:
+            return
+        error = handle.exception()
+        self.pending = None  # not before: an interrupted wait must leave it to be waited for at the end
+        try:
+            if isinstance(error, RanksLostError):
+                raise error  # who was missing would be waited for once more, and hears it as well when it comes
+            self._ranks.agree(error, SaveError, what=f"saving step {handle.step}")
+        except ResilioError:
+            self.latest = None  # that step is not saved: it may be tried again
+            if self._ranks.coordinator and self._job is not None:
+                self._job.failed()
+            raise
+        self._tolerance.succeeded()
+        self.stored_step = handle.step
+        self.acknowledged = True

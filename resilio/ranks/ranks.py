@@ -1,0 +1,155 @@
+"""This process among the ranks of the job: how they agree, and the groups that DCP and votes go through."""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+from ..errors import RanksLostError, ResilioError
+from .agreement import Agreement
+from .exchange import Exchange
+from .groups import Groups
+
+__all__ = ["DEFAULT_TIMEOUT_S", "Ranks"]
+
+DEFAULT_TIMEOUT_S = 1800.0  # torch.distributed's own, for gloo
+_GRACE_S = 10.0  # for the others to notice as well that a collective has failed
+
+# Each manager meets in a place of its own. All ranks make the same managers in the same order, as they do with groups.
+_made = count()
+
+
+class Ranks(Agreement):
+    """This process among the ranks of the job. Its own methods are for the main thread.
+
+    Args:
+        timeout_s: how long a rank is waited for.
+
+    Attributes:
+        rank: this process; 0 is the coordinator.
+        world: number of ranks.
+        saving: the same agreement for the saving thread.
+        groups: of gloo, for DCP and for votes; None in a world of one.
+        timeout_s: as given.
+        votes: number of votes begun.
+
+    Raises:
+        RanksLostError: some rank of the default process group did not make this call.
+
+    Ranks: all of the default process group; alone if there is none.
+    Blocks: until every rank is here.
+    """
+
+    def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        super().__init__()
+        self.rank, self.world = 0, 1
+        self.saving = Agreement()
+        self.groups: Groups | None = None
+        self.timeout_s = timeout_s
+        self.votes = 0  # begun
+        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+            return
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        place = f"resilio/{next(_made)}"
+        exchanges = []
+        for thread in ("main", "saving"):
+            # A client that is asked by two threads makes each wait for the other, so each gets its own.
+            store: Any = _get_default_store()
+            own = PrefixStore(f"{place}/{thread}", store.clone())
+            exchanges.append(Exchange(own, self.rank, self.world, timeout_s))
+        exchanges[0].meet("making a CheckpointManager, or restoring", None, len)
+        self.groups = Groups(timeout_s)
+        super().__init__(exchanges[0], self._control)
+        self.saving = Agreement(exchanges[1], self._data)
+
+    @property
+    def coordinator(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def renew(self, what: str) -> None:
+        """Make the groups anew if some rank knows that one was missing from a collective.
+
+        Args:
+            what: all ranks begin now.
+
+        Raises:
+            RanksLostError: it is missing still.
+
+        Ranks: all.
+        """
+        if self.groups is not None and any(self.gather(self.groups.broken, what)):
+            self.groups.renew()
+
+    def arrive(
+        self,
+        error: BaseException | None,
+        kind: type[ResilioError],
+        *,
+        what: str,
+        name: str | None = None,
+        via: Agreement | None = None,
+    ) -> None:
+        """Agree, right before a collective of somebody else's, that all ranks are there to take part in it.
+
+        Args:
+            error: of this rank; all raise it, and whose collective it is carries on with errors.
+            kind: what a foreign exception becomes.
+            what: the ranks have been doing.
+            name: of the meeting.
+            via: the agreement of the thread; None: the main thread's.
+        """
+        try:
+            (via or self).agree(error, kind, what=what, name=name)
+        except RanksLostError:
+            if self.groups is not None:
+                self.groups.cut()
+            raise
+
+    def collective_failed(
+        self, what: str, name: str, error: BaseException | None, via: Agreement | None = None
+    ) -> RanksLostError:
+        """Who is missing, after a collective has failed or was not done in time. The groups need `renew` then.
+
+        Args:
+            what: it was for.
+            name: of that collective, the same on all ranks.
+            error: of the collective; None: it was not done in time.
+            via: the agreement of the thread; None: the main thread's.
+        """
+        exchange = (via or self).exchange
+        assert exchange is not None and self.groups is not None
+        self.groups.cut()
+        absent = exchange.absent(name, min(_GRACE_S, self.timeout_s))
+        who = f"rank(s) {', '.join(map(str, absent))} did not answer" if absent else "no rank is missing"
+        why = f"not done within {self.timeout_s:g} s" if error is None else f"{type(error).__name__}: {error}"
+        return RanksLostError(f"{what}: {who} ({why})", ranks=absent, phase=what)
+
+    def close(self) -> None:
+        """Give the groups back. Local."""
+        if self.groups is not None:
+            self.groups.close()
+        self.groups = None
+
+    def _control(self) -> dist.ProcessGroup:
+        assert self.groups is not None
+        return self.groups.control
+
+    def _data(self) -> dist.ProcessGroup:
+        assert self.groups is not None
+        return self.groups.data
+
+
+def wait_for(work: dist.Work, timeout_s: float) -> bool:
+    """Whether `work` was done in time. Polled: its own `wait` holds a Ctrl-C up, and ends the group if it gives up."""
+    began_s = time.monotonic()
+    while not work.is_completed():
+        waited_s = time.monotonic() - began_s
+        if waited_s >= timeout_s:
+            return False
+        time.sleep(min(max(2e-5, 0.05 * waited_s), 0.05))
+    return True
