@@ -74,13 +74,15 @@ def test_a_disk_that_is_full_for_two_saves_costs_two_checkpoints_and_no_training
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_last_save_is_never_passed_over(tmp_path, caplog, mode):
-    with pytest.raises(SaveError, match="No space left"), caplog.at_level(logging.ERROR, logger="resilio"):
-        with CheckpointManager(
-            f"file://{tmp_path}", {"n": {"x": 1}}, save=save_every(1), mode=mode, on_save_error="warn"
-        ) as ckpt:
-            ckpt.restore()
-            failpoints.arm("save.data_open=enospc")
-            ckpt.step(1)
-            ckpt.step(2, last=True)
+    url, state = f"file://{tmp_path}", {"n": {"x": 1}}
+    caplog.set_level(logging.ERROR, logger="resilio")
+    with (
+        pytest.raises(SaveError, match="No space left"),
+        CheckpointManager(url, state, save=save_every(1), mode=mode, on_save_error="warn") as ckpt,
+    ):
+        ckpt.restore()
+        failpoints.arm("save.data_open=enospc")
+        ckpt.step(1)
+        ckpt.step(2, last=True)
     assert "a save failed, going on in_a_row=1 of=3" in caplog.text
     assert not list(tmp_path.glob("commits/*"))
