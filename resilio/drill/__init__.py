@@ -1,0 +1,1 @@
+"""How a drill is run and judged."""
