@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from .errors import Exit, report
+from .selftest import selftest
 
 __all__ = ["app", "main"]
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(selftest, name="selftest")
 
 Url = Annotated[
     str,
