@@ -7,7 +7,7 @@ from collections.abc import Collection
 from ..errors import FormatError, IntegrityError, StorageError
 from ..types import CheckpointRef
 from . import keys, schema
-from .catalog import Catalog, read_generation
+from .catalog import Catalog
 
 __all__ = ["Abandonment"]
 
@@ -78,7 +78,7 @@ class Abandonment:
 
     def _read(self, generation: int) -> schema.GenerationRecord:
         if generation not in self._records:
-            self._records[generation] = read_generation(self._catalog.storage, generation)
+            self._records[generation] = self._catalog.read_generation(generation)
         return self._records[generation]
 
     def _age_s(self, generation: int) -> float | None:

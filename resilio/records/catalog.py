@@ -13,6 +13,7 @@ from ..storage.base import Storage
 from ..types import CheckpointInfo, CheckpointRef, Damage
 from . import keys, schema
 from .commits import find_commit, list_pins
+from .reading import read_record
 from .values import decode_metrics
 
 __all__ = ["Catalog", "RecordCache", "discover", "list_generations", "read_generation"]
@@ -39,6 +40,7 @@ class Catalog:
         generations: numbers of all generations, also those that never committed, ascending.
         record: record of the newest generation that has a commit, None if nothing was ever committed.
         stored_s: key of a commit or generation record -> when the store says it was written; none where it says not.
+        sizes: key of a commit or generation record -> its size in bytes, as listed.
     """
 
     storage: Storage
@@ -48,6 +50,7 @@ class Catalog:
     record: schema.GenerationRecord | None = None
     cache: RecordCache = field(default_factory=dict, repr=False)
     stored_s: dict[str, float] = field(default_factory=dict, repr=False)
+    sizes: dict[str, int] = field(default_factory=dict, repr=False)
     _lines: dict[CheckpointRef, list[CheckpointRef]] = field(default_factory=dict, repr=False)
 
     @property
@@ -120,7 +123,7 @@ class Catalog:
             FormatError: it cannot be understood, or is not the record of `ref`.
         """
         if ref not in self.cache:
-            self.cache[ref] = find_commit(self.storage, ref)
+            self.cache[ref] = find_commit(self.storage, ref, self.sizes.get(keys.commit_key(ref)))
         return self.cache[ref]
 
     def info(self, ref: CheckpointRef) -> CheckpointInfo:
@@ -155,6 +158,10 @@ class Catalog:
                 damaged.append(Damage(keys.commit_key(ref), str(error), {"ref": ref}))
         return infos, damaged
 
+    def read_generation(self, generation: int) -> schema.GenerationRecord:
+        """The record of a generation. Raises as the function of this name does."""
+        return read_generation(self.storage, generation, self.sizes.get(keys.generation_key(generation)))
+
     def line_of(self, ref: CheckpointRef) -> list[CheckpointRef]:
         """The checkpoints that lead to `ref`, it included, as far as they still have a commit; oldest to newest.
 
@@ -166,7 +173,7 @@ class Catalog:
         if ref in self.lineage:
             return self.lineage[: self.lineage.index(ref) + 1]
         if ref not in self._lines:
-            own = _line(self.commits, read_generation(self.storage, ref.generation))
+            own = _line(self.commits, self.read_generation(ref.generation))
             self._lines[ref] = [one for one in own if one.generation < ref.generation or one.step <= ref.step]
         return self._lines[ref]
 
@@ -189,16 +196,19 @@ def discover(storage: Storage, cache: RecordCache | None = None) -> Catalog:
     commit_infos, generation_infos = list(storage.list(keys.COMMITS)), list(storage.list(keys.GENERATIONS))
     commits = sorted(ref for info in commit_infos if (ref := keys.parse_commit(info.key)))
     generations = sorted(n for info in generation_infos if (n := keys.parse_generation(info.key)))
-    stored_s = {i.key: i.modified_s for i in [*commit_infos, *generation_infos] if i.modified_s is not None}
+    listed = [*commit_infos, *generation_infos]
+    stored_s = {info.key: info.modified_s for info in listed if info.modified_s is not None}
+    sizes = {info.key: info.size_bytes for info in listed}
     for gone in cache.keys() - set(commits):
         del cache[gone]
     if not commits:
-        return Catalog(storage, generations=generations, cache=cache, stored_s=stored_s)
-    record = read_generation(storage, commits[-1].generation)
+        return Catalog(storage, generations=generations, cache=cache, stored_s=stored_s, sizes=sizes)
+    newest = commits[-1].generation
+    record = read_generation(storage, newest, sizes.get(keys.generation_key(newest)))
     lineage = _line(commits, record)
     on = set(lineage)
     off = [ref for ref in commits if ref not in on]
-    return Catalog(storage, lineage, off, generations, record, cache, stored_s)
+    return Catalog(storage, lineage, off, generations, record, cache, stored_s, sizes)
 
 
 def list_generations(storage: Storage) -> list[int]:
@@ -212,8 +222,13 @@ def _line(commits: list[CheckpointRef], record: schema.GenerationRecord) -> list
     return [ref for ref in ancestors if ref in there] + [r for r in commits if r.generation == record.generation]
 
 
-def read_generation(storage: Storage, generation: int) -> schema.GenerationRecord:
+def read_generation(storage: Storage, generation: int, size_bytes: int | None = None) -> schema.GenerationRecord:
     """The record of a generation.
+
+    Args:
+        storage: the run's.
+        generation: its number.
+        size_bytes: of the record where a listing told it, which saves a request.
 
     Raises:
         IntegrityError: there is none.
@@ -222,7 +237,7 @@ def read_generation(storage: Storage, generation: int) -> schema.GenerationRecor
     key = keys.generation_key(generation)
     where = f"{storage.url}: {key}"
     try:
-        record = schema.decode(storage.get(key), schema.GenerationRecord, where)
+        record = read_record(storage, key, schema.GenerationRecord, size_bytes)
     except NotFoundError as error:
         raise IntegrityError(
             f"{where} is missing although generation {generation} has commits; without it nobody knows which older "

@@ -31,6 +31,7 @@ from ..storage.base import ObjectInfo, Storage
 from ..types import CheckpointRef
 from . import keys, schema
 from .commits import decode_commit, find_commit_bytes, list_pins, read_pin
+from .reading import read_bytes, read_record
 
 __all__ = ["LEASE_TTL_S", "Holds", "Lease", "lease", "pin", "pins", "unpin"]
 
@@ -71,7 +72,7 @@ def pin(storage: Storage, ref: CheckpointRef, because: str, clock: Clock | None 
         if not hold.sure:
             # The lease could not be written, or ran out over this: the pin must be granted by itself.
             try:
-                _find_manifest(storage, ref, storage.get(keys.commit_key(ref)))
+                _find_manifest(storage, ref, read_bytes(storage, keys.commit_key(ref), schema.CommitRecord))
             except NotFoundError as error:
                 _delete(storage, [key])
                 raise _gone(storage, ref) from error
@@ -301,8 +302,7 @@ class Holds:
 
     def _ran_out(self, info: ObjectInfo, by_s: float = 0.0) -> bool:
         try:
-            where = f"{self._storage.url}: {info.key}"
-            record = schema.decode(self._storage.get(info.key), schema.LeaseRecord, where)
+            record = read_record(self._storage, info.key, schema.LeaseRecord, info.size_bytes)
         except (NotFoundError, FormatError, AccessDeniedError):
             return False
         if info.modified_s is not None and self._now_s is not None:

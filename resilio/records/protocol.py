@@ -21,6 +21,7 @@ from ..errors import (
     AlreadyExistsError,
     ConfigError,
     FencedError,
+    FormatError,
     NotFoundError,
     SaveError,
     StorageError,
@@ -31,6 +32,7 @@ from ..storage.base import Storage
 from ..types import CheckpointRef
 from . import keys, schema
 from .catalog import Catalog, discover, list_generations
+from .reading import read_bytes
 from .run import open_run
 from .values import encode_metrics
 
@@ -226,6 +228,7 @@ class RunWriter:
             versions=dict(versions or {}),
         )
         try:
+            data = schema.encode(record)
             self._refuse_if_fenced()
             self._enter()
             failpoints.hit("save.before_commit")
@@ -234,7 +237,7 @@ class RunWriter:
             self.abandon(attempt)
             raise
         self._sent.add(attempt)
-        self._pending = ref, schema.encode(record)
+        self._pending = ref, data
         self._send_pending()
         return ref
 
@@ -269,7 +272,7 @@ class RunWriter:
         )
         failpoints.hit("generation.before_create")
         key = keys.generation_key(self._generation)
-        existing = self._create(key, schema.encode(record), lambda: None)
+        existing = self._create(key, schema.GenerationRecord, schema.encode(record), lambda: None)
         if existing is not None:
             # Ours already if an answer was lost, or an earlier attempt of ours failed between here and its commit.
             other = schema.decode(existing, schema.GenerationRecord, f"{self.storage.url}: {key}")
@@ -302,8 +305,10 @@ class RunWriter:
         assert self._pending is not None
         ref, data = self._pending
         try:
-            existing = self._create(keys.commit_key(ref), data, lambda: self._look(ref, stored=None))
-        except FencedError:
+            existing = self._create(
+                keys.commit_key(ref), schema.CommitRecord, data, lambda: self._look(ref, stored=None)
+            )
+        except (FencedError, FormatError):  # FormatError: what lies there is no commit record, so not ours
             self._pending = None
             raise
         if existing is not None and existing != data:
@@ -316,7 +321,7 @@ class RunWriter:
         self._look(ref, stored=True)
         failpoints.hit("save.acknowledged")
 
-    def _create(self, key: str, data: bytes, look: Callable[[], None]) -> bytes | None:
+    def _create(self, key: str, kind: type[schema.Sealed], data: bytes, look: Callable[[], None]) -> bytes | None:
         """Create an object, repeated with the same bytes until answered. None if we made it, else what is there.
 
         `look` is called between tries, and raises if it is no use to go on.
@@ -333,7 +338,7 @@ class RunWriter:
                     return None
                 except AlreadyExistsError:
                     sent_before = True
-                    return self.storage.get(key)
+                    return read_bytes(self.storage, key, kind)
             except (TransientError, ThrottledError, NotFoundError) as error:
                 # NotFound: somebody deleted it after it "existed". Only a newer generation does, so look.
                 sent_before = True

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ..errors import AccessDeniedError, AlreadyExistsError, FormatError, IntegrityError, NewerFormatError, NotFoundError
 from ..storage.base import Storage
 from . import keys, schema
+from .reading import read_record
 
 __all__ = ["check_folder", "open_run", "read_run", "refuse_newer"]
 
@@ -20,10 +21,9 @@ def read_run(storage: Storage) -> schema.RunRecord | None:
         FormatError: not readable.
     """
     try:
-        data = storage.get(keys.RUN)
+        return read_record(storage, keys.RUN, schema.RunRecord)
     except NotFoundError:
         return None
-    return schema.decode(data, schema.RunRecord, f"{storage.url}: {keys.RUN}")
 
 
 def refuse_newer(storage: Storage) -> None:
@@ -57,7 +57,7 @@ def open_run(storage: Storage, run_id: str | None = None) -> schema.RunRecord:
         storage.put(keys.RUN, schema.encode(made), if_absent=True)
     except AlreadyExistsError:
         # Another's, or our own whose answer was lost: both are the run's from now on.
-        return schema.decode(storage.get(keys.RUN), schema.RunRecord, f"{storage.url}: {keys.RUN}")
+        return read_record(storage, keys.RUN, schema.RunRecord)
     return made
 
 

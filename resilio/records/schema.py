@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import msgspec
 import xxhash
 
-from ..errors import FormatError, NewerFormatError
+from ..errors import ConfigError, FormatError, NewerFormatError
 
 __all__ = [
     "FORMAT",
@@ -51,9 +51,11 @@ class Sealed(msgspec.Struct, kw_only=True):
 
     Attributes:
         way_out: what to do where the bytes are not those that were written.
+        limit_bytes: none is larger; what is, was never one, and is not read.
     """
 
     way_out: ClassVar[str]
+    limit_bytes: ClassVar[int] = 1 << 20
 
 
 class RunRecord(Sealed, kw_only=True):
@@ -80,6 +82,7 @@ class GenerationRecord(Sealed, kw_only=True):
     """
 
     way_out = "Bring it back from a backup, or copy the checkpoint you want out of its folder with plain DCP."
+    limit_bytes = 64 << 20  # an ancestor takes up to 42 bytes, and a run that keeps all of its checkpoints may be long
 
     format: int
     generation: Generation
@@ -119,6 +122,7 @@ class PinRecord(Sealed, kw_only=True):
     """
 
     way_out = "Bring it back from a backup, or delete it: until then it holds its checkpoint."
+    limit_bytes = 4 << 20  # as text within text a commit record may have twice its length
 
     format: int
     step: Step
@@ -243,9 +247,21 @@ _SIZE_LIMIT = 1 << 30  # a record is JSON in memory several times its size; 1 Gi
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """`record` as JSON bytes, sealed if it is to be. Dicts keep their order: the order of saved values comes back."""
+    """`record` as JSON bytes, sealed if it is to be. Dicts keep their order: the order of saved values comes back.
+
+    Raises:
+        ConfigError: it is larger than `limit_bytes`.
+    """
     data = msgspec.json.encode(record)
-    return seal(data) if isinstance(record, Sealed) else data
+    if not isinstance(record, Sealed):
+        return data
+    data = seal(data)
+    if len(data) > record.limit_bytes:
+        raise ConfigError(
+            f"a {type(record).__name__} of {len(data)} bytes could not be read again, {record.limit_bytes} are the "
+            "most: its metrics, reasons, versions or texts are too many or too long"
+        )
+    return data
 
 
 def seal(data: bytes) -> bytes:

@@ -218,14 +218,12 @@ def test_if_a_generation_record_cannot_be_read_it_lives(store: FakeStore, clock:
     if damage:
         store.objects["generations/000002.json"] = damage
     else:
-        real = store.get
 
-        def get(key: str) -> bytes:
-            if key == "generations/000002.json":
+        def before(verb: str, key: str) -> None:
+            if (verb, key) == ("read", "generations/000002.json"):
                 raise TransientError("down")
-            return real(key)
 
-        store.get = get  # type: ignore[method-assign]
+        store.before = before
     assert "cannot be told" in swept(store).kept[LEFT]
 
 
