@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import LiveStateError, RestoreError
+from ..errors import LiveStateError, RanksLostError, RestoreError
 from .flat import Outcome
 from .rng import capture_rng, restore_rng
 from .tree import text_of
@@ -71,7 +71,8 @@ class RestorePlan:
         Raises:
             MismatchError: see `check`; nothing was touched.
             RestoreError: a `load_state_dict` raised; everything is as it was.
-            LiveStateError: it raised and could not be undone.
+            LiveStateError: it raised and could not be undone, or a rank was lost when state was being put in place.
+            RanksLostError: a rank was lost before that; everything is as it was.
 
         Ranks: all, if `agree` is collective.
         """
@@ -83,11 +84,21 @@ class RestorePlan:
             agree(failure)
         except Exception as caught:
             told = caught  # `caught` is unbound when the block ends, and the lambda must not outlive it
-            agree(_error_of(lambda: _undo(undo, told)))
+            undone = _error_of(lambda: _undo(undo, told))
             restore_rng(self.generators)
+            if not isinstance(caught, RanksLostError):
+                agree(undone)
+            elif undone is not None:
+                raise undone from caught
             raise
         outcomes: list[Outcome] = []
-        agree(_error_of(lambda: outcomes.extend(self._put_stock())))
+        try:
+            agree(_error_of(lambda: outcomes.extend(self._put_stock())))
+        except RanksLostError as error:
+            raise LiveStateError(
+                f"{error}. This rank's state was put back, theirs may not have been: restore again, or start anew",
+                component="",
+            ) from error
         return outcomes
 
     def _load_own(self, undo: list[tuple[str, Step]]) -> None:

@@ -202,6 +202,45 @@ def test_leaving_by_an_exception_waits_for_nobody(tmp_path):
     assert first < 30
 
 
+class Late:
+    """State of a user's that hangs on one rank while it is loaded, or right after."""
+
+    def __init__(self, rank: int, told: Path) -> None:
+        self.rank, self.told, self.x = rank, told, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"x": self.x}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.x = state["x"]
+        while self.rank == 1 and not self.told.exists():
+            time.sleep(0.02)
+
+
+def late_in_a_restore(rank: int, world: int, url: str, folder: str) -> Any:
+    told = Path(folder) / "told"
+    mine = Late(rank, told)
+    live = {"a": 0}
+    with CheckpointManager(url, {"mine": mine, "live": live}, mode="sync", timeout_s=SOON_S) as ckpt:
+        ckpt.restore()
+        mine.x = live["a"] = 5
+        ckpt.save(1)
+        mine.x = live["a"] = 6
+        with pytest.raises(RanksLostError) as caught:
+            try:
+                ckpt.restore()
+            finally:
+                told.touch()
+        left = mine.x, live["a"]
+        report = ckpt.restore()  # all are here again
+        return caught.value.ranks, caught.value.phase, left, report.step, (mine.x, live["a"])
+
+
+def test_a_rank_lost_in_a_restore_leaves_live_state_as_it_was_on_all(tmp_path):
+    outcomes = run_world(late_in_a_restore, 2, f"file://{tmp_path}/run", str(tmp_path))
+    assert outcomes == [([1], "putting state back", (6, 6), 1, (5, 5))] * 2
+
+
 def calls_otherwise(rank: int, world: int, url: str) -> list[str]:
     said = []
     with CheckpointManager(url, {"n": {"x": 1}}, mode="sync", timeout_s=LATE_S) as ckpt:

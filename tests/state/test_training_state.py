@@ -11,7 +11,7 @@ import torch
 from state.state_helpers import Stored, bits, fill, picture, raw, restore, save, store
 from torch import nn
 
-from resilio.errors import ConfigError, LiveStateError, MismatchError, RestoreError
+from resilio.errors import ConfigError, LiveStateError, MismatchError, RanksLostError, RestoreError
 from resilio.state.extras import per_rank, replicated
 from resilio.state.restore import plan_restore
 from resilio.state.training_state import TrainingState
@@ -72,6 +72,28 @@ def test_all_or_nothing_when_a_load_raises(position: str) -> None:
 def test_a_failed_undo_says_that_live_state_is_a_mixture() -> None:
     with pytest.raises(LiveStateError, match="mixture"):
         restore({"bad": Counter(1, fails=2)}, save({"bad": Counter(5)}))
+
+
+@pytest.mark.parametrize(("nth", "error"), [(1, RanksLostError), (2, RanksLostError), (3, LiveStateError)])
+def test_a_rank_lost_before_state_is_put_in_place_changes_nothing_and_after_it_is_a_mixture(
+    nth: int, error: type[Exception]
+) -> None:
+    live, stored = {**job(1), "mine": Counter(1)}, save({**job(0), "mine": Counter(5)})
+    before = seen(live)
+    asked = 0
+
+    def agree(failure: BaseException | None) -> None:
+        nonlocal asked
+        asked += 1
+        if asked >= nth:
+            raise RanksLostError("rank(s) 1 did not come")
+
+    plan = plan_restore(TrainingState.of(live), stored.saved, rank=0, world=1)
+    fill(plan, stored)
+    with pytest.raises(error, match="did not come"):
+        plan.apply(agree)
+    assert asked == nth  # the lost one is not waited for again
+    assert (seen(live) == before) == (nth < 3)
 
 
 def test_planning_and_a_failed_read_touch_nothing() -> None:
