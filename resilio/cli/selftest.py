@@ -41,7 +41,7 @@ def crash(
         str | None, typer.Option(metavar="BUG", help="Plant a bug that must be found, see --list-plants.")
     ] = None,
     list_plants: Annotated[bool, typer.Option("--list-plants", help="Tell which bugs can be planted.")] = False,
-    thorough: Annotated[bool, typer.Option("--thorough", help="Many more combinations; takes minutes.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="All combinations; takes a minute.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON document on stdout; errors as JSON on stderr.")
     ] = False,
