@@ -1,17 +1,32 @@
-"""The two gloo groups of a manager: made, cut off when somebody is missing, made anew, given back without hanging."""
+"""The two gloo groups of a manager: made, cut off when somebody is missing, made anew, given back without hanging.
+
+The only file of this room that touches names of c10d that are not public. Each use says what the public surface lacks.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import logging
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.distributed_c10d import (
+    PrefixStore,
+    Store,
+    _get_default_store,  # that of the job's own rendezvous: another would need a port that all ranks know
+    _set_pg_timeout,  # a timeout is public only where a group is made
+)
 
-__all__ = ["Groups"]
+__all__ = ["Groups", "own_store"]
 
 _log = logging.getLogger("resilio")
+
+
+def own_store(place: str) -> Store:
+    """A client of the job's store for what lies under `place`: one that is asked by two threads holds each up."""
+    store: Any = _get_default_store()
+    return PrefixStore(place, store.clone())
 
 
 class Groups:

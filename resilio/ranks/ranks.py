@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from itertools import count
-from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from ..errors import RanksLostError, ResilioError
 from .agreement import Agreement
 from .exchange import Exchange
-from .groups import Groups
+from .groups import Groups, own_store
 
 __all__ = ["DEFAULT_TIMEOUT_S", "Ranks"]
 
@@ -55,12 +53,9 @@ class Ranks(Agreement):
             return
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         place = f"resilio/{next(_made)}"
-        exchanges = []
-        for thread in ("main", "saving"):
-            # A client that is asked by two threads makes each wait for the other, so each gets its own.
-            store: Any = _get_default_store()
-            own = PrefixStore(f"{place}/{thread}", store.clone())
-            exchanges.append(Exchange(own, self.rank, self.world, timeout_s))
+        exchanges = [
+            Exchange(own_store(f"{place}/{thread}"), self.rank, self.world, timeout_s) for thread in ("main", "saving")
+        ]
         exchanges[0].meet("making a CheckpointManager, or restoring", None, len)
         self.groups = Groups(timeout_s)
         super().__init__(exchanges[0], self._control)
