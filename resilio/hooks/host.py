@@ -109,5 +109,6 @@ def open_storage(url: str | os.PathLike[str] | Storage, *, retry: bool = True) -
     """
     if isinstance(url, Storage):
         return url
-    storage = host().storages.open(to_url(url))
+    storages = host().storages
+    storage = storages.open(to_url(url, storages.schemes()))
     return retrying(storage) if retry else storage

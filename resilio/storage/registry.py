@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from ..errors import ConfigError, UnknownSchemeError
@@ -15,7 +15,10 @@ __all__ = ["RegisterStorage", "StorageFactory", "StorageRegistry", "to_url", "wi
 StorageFactory = Callable[[str], Storage]
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
-_URL = re.compile(rf"(?P<scheme>{_SCHEME.pattern}):(?P<slashes>/+)", re.IGNORECASE)
+_URL = re.compile(rf"(?P<scheme>{_SCHEME.pattern}):(?P<slashes>/*)(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
+_NO_COLON = re.compile(rf"(?P<scheme>{_SCHEME.pattern})//+(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
+# What people mean by `s3//bucket`, whether a plugin for it is installed or not.
+_FAMILIAR = ("file", "memory", "s3", "gs", "gcs", "az", "abfs", "abfss", "hdfs", "http", "https", "sftp", "ssh")
 _SECRET = re.compile(
     r"([?&#](?:[^=&]*(?:key|token|secret|password|credential|signature)[^=&]*|sig|sas)=)[^&#]*", re.IGNORECASE
 )
@@ -106,25 +109,55 @@ class StorageRegistry:
         return storage
 
 
-def to_url(where: str | os.PathLike[str]) -> str:
+def to_url(where: str | os.PathLike[str], schemes: Iterable[str] = ()) -> str:
     """`where` as a URL: a plain path becomes ``file://`` and the absolute path.
 
+    A mistyped URL is no path: it would begin a new run in some folder here. What begins with ``./`` or ``../`` is one
+    whatever it looks like.
+
+    Args:
+        where: a URL or a path.
+        schemes: those that are known, for what lacks its colon.
+
     Raises:
-        ConfigError: it is empty, or looks like a URL with a broken beginning, as `pathlib.Path("s3://x")` has.
+        ConfigError: it is empty, has blanks around it, or looks like a URL with a broken beginning, as
+            `pathlib.Path("s3://x")` has. Says what to write instead.
     """
     text = os.fspath(where) if isinstance(where, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text:
         raise ConfigError(f"a run is a URL or a path, not {where!r}; write file:///data/run-17, or just /data/run-17")
-    found = _URL.match(text)
-    if found is None:
-        text = os.path.expanduser(text)  # noqa: PTH111  pathlib would fold `a//b` and more
-        return "file://" + os.path.abspath(text)  # noqa: PTH100  pathlib drops ".." only by following links
-    if len(found["slashes"]) < 2:
+    if isinstance(where, str) and text != text.strip():
+        to_url(text.strip(), schemes)  # whatever else is wrong with it is said instead
         raise ConfigError(
-            f"{without_credentials(text.replace(':/', '://', 1))}: write it so, as a string (pathlib drops a slash), "
-            f"or ./{found['scheme']}:/… for a folder of that name"
+            f"{without_credentials(text.strip())}: write it so, without the blanks or line ends around it; a folder "
+            "whose name has some is given as a pathlib.Path"
         )
-    return found["scheme"].lower() + text[len(found["scheme"]) :]
+    if not text.startswith(("./", "../")):
+        found = _URL.match(text)
+        if found and len(found["slashes"]) >= 2:
+            return found["scheme"].lower() + text[len(found["scheme"]) :]
+        if found:
+            raise _mistyped(found["scheme"], found["slashes"], found["rest"])
+        found = _NO_COLON.match(text)
+        if found and found["scheme"].lower() in {*_FAMILIAR, *schemes}:
+            raise _mistyped(found["scheme"], "", found["rest"])
+        if "://" in text:
+            raise ConfigError(
+                f"{without_credentials(text)}: this is no URL, which begins with scheme:// and nothing before it, and "
+                "no path has ://; to mean a folder all the same, write it with one slash and ./ before it"
+            )
+    text = os.path.expanduser(text)  # noqa: PTH111  pathlib would fold `a//b` and more
+    return "file://" + os.path.abspath(text)  # noqa: PTH100  pathlib drops ".." only by following links
+
+
+def _mistyped(scheme: str, slashes: str, rest: str) -> ConfigError:
+    if scheme.lower() == "file":
+        meant = "file://" + (os.path.abspath(slashes + rest) if rest else "/data/run-17")  # noqa: PTH100  as above
+    else:
+        meant = without_credentials(f"{scheme}://{rest}")
+    return ConfigError(
+        f"{meant}: write it so, as a string (pathlib drops a slash), or ./{scheme}… for a folder of that name"
+    )
 
 
 def without_credentials(url: str) -> str:

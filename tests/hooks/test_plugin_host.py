@@ -67,6 +67,8 @@ def test_the_builtin_storages_come_in_by_the_entry_point_group() -> None:
 def test_a_stranger_s_plugin_is_found_and_used(installed: Installed) -> None:
     installed.add("good-dist", "good", GOOD)
     storage = open_storage("good://place", retry=False)
+    with pytest.raises(ConfigError, match="good://place"):
+        open_storage("good//place")
     assert isinstance(storage, MemoryStorage)
     assert storage.name == "good://place"
     assert resilio.hooks.host().storages.schemes()["good"] == "plugin 'good' of good-dist 1.2"

@@ -76,7 +76,17 @@ def test_credentials_are_taken_out_of_what_is_shown(url: str, shown: str) -> Non
 
 def test_no_error_shows_credentials(registry: StorageRegistry) -> None:
     registry.register("leaky", lambda url: Leaky(url), owner="plugin 'leaky'")
-    for url in ("nope://user:secret@x", "leaky://user:secret@x", "s3:/user:secret@x"):
+    for url in (
+        "nope://user:secret@x",
+        "leaky://user:secret@x",
+        "s3:/user:secret@x",
+        "s3:user:secret@x",
+        "s3//user:secret@x",
+        " s3://user:secret@x",
+        " s3:user:secret@x",
+        "3s://user:secret@x",
+        "s3 ://user:secret@x",
+    ):
         with pytest.raises((UnknownSchemeError, ConfigError)) as caught:
             registry.open(to_url(url))
         assert "secret" not in str(caught.value) + repr(vars(caught.value))
@@ -102,3 +112,66 @@ def test_plain_paths_become_file_urls(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_what_is_neither_url_nor_path_is_refused(where: object) -> None:
     with pytest.raises(ConfigError):
         to_url(where)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("where", "instead"),
+    [
+        (" s3://b/r", "s3://b/r"),
+        ("\ts3://b/r", "s3://b/r"),
+        ("s3://b/r\n", "s3://b/r"),
+        ("/data/run-17 ", "/data/run-17"),
+        ("file:///data/run-17\n", "file:///data/run-17"),
+        ("s3:b/r", "s3://b/r"),
+        ("S3:b/r", "S3://b/r"),
+        ("s3//b/r", "s3://b/r"),
+        ("s3///b/r", "s3://b/r"),
+        ("mine//b/r", "mine://b/r"),
+        ("GS//b", "GS://b"),
+        ("file:rel", "file:///cwd/rel"),
+        ("file:", "file:///data/run-17"),
+        ("file//rel", "file:///cwd/rel"),
+        ("memory:x", "memory://x"),
+        ("exp:3/run", "./exp"),
+        ("3s://b/r", "scheme://"),
+        ("://b/r", "scheme://"),
+        ("s3 ://b/r", "scheme://"),
+        ("runs/s3://b/r", "scheme://"),
+        ("/data/s3://b/r", "scheme://"),
+        (Path("s3:b"), "s3://b"),
+    ],
+)
+def test_a_mistyped_url_is_no_folder_and_what_to_write_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str | Path, instead: str
+) -> None:
+    """It would begin a new run below the current folder, and nobody would look for it there."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        to_url(where, schemes=["mine"])
+    assert instead.replace("/cwd", str(tmp_path)) in str(caught.value)
+    assert repr(where) not in str(caught.value), "it may hold a password"
+
+
+@pytest.mark.parametrize(
+    ("where", "path"),
+    [
+        ("./s3:b", "s3:b"),
+        ("./s3//b", "s3/b"),
+        ("./s3://b", "s3:/b"),
+        ("../{name}/exp:3", "exp:3"),
+        ("runs/lr:0.1", "runs/lr:0.1"),
+        ("runs//x", "runs/x"),
+        ("s3/b", "s3/b"),
+        ("a b", "a b"),
+        ("file://{cwd}/a:b c", "a:b c"),
+        ("{cwd}/s3:b", "s3:b"),
+        (Path(" x "), " x "),
+    ],
+)
+def test_a_folder_of_such_a_name_can_still_be_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str | Path, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if isinstance(where, str):
+        where = where.format(cwd=tmp_path, name=tmp_path.name)
+    assert to_url(where, schemes=["mine"]) == f"file://{tmp_path}/{path}"
