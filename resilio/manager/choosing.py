@@ -37,6 +37,8 @@ Which = int | str | CheckpointRef
 Source = LoadedManifest | ForeignCheckpoint
 Picked = tuple[CheckpointInfo, Source]
 
+_LISTINGS = 5  # of one restore: a job that deletes faster than it is looked at must not keep a reader for ever
+
 # Faults of the way to the store, not of what lies there: the newest may well be whole, and an older one in its place
 # would lose work that is not lost. `AccessDeniedError` is none of them: one unreadable object is one damaged
 # checkpoint.
@@ -135,32 +137,57 @@ class Picker:
         self._clock = clock
         self._foreign = foreign
         self._refs: Iterator[CheckpointRef] = iter(())
+        self._tried: list[CheckpointRef] = []
+        self._listings = 0
 
     def next(self) -> tuple[Picked | None, list[Damage]]:
         """The next one whose records are whole, and those before it whose records are not.
+
+        One that a running job's sweep has deleted since it was listed is not damaged: there is a newer one then.
 
         Ranks: rank 0.
         """
         self.let_go()
         if self.catalog is None:
-            self.catalog = discover(self._storage)
-            if self._foreign and not self.catalog.commits:
+            catalog = discover(self._storage)
+            if self._foreign and not catalog.commits:
                 found = self._foreign()
                 if found is not None:
+                    self.catalog = catalog
                     return found, []
-            if self.catalog.commits:
+            if catalog.commits:
                 refuse_newer(self._storage)
-            self._refs = candidates(self.catalog, self._which)
+            self._choose_from(catalog)
+        elif self._tried:
+            self._look_anew(self._tried[-1])
         bad: list[Damage] = []
-        for ref in self._refs:
+        while (ref := next(self._refs, None)) is not None:
+            assert self.catalog is not None
+            self._tried.append(ref)
             try:
                 info, manifest, self.hold = open_checkpoint(self.catalog, ref, self._clock)
                 return (info, manifest), bad
             except ResilioError as error:
                 if not self.may_pass_over(error):
                     raise
-                bad.append(passed_over(ref, error))
+                if not self._look_anew(ref):
+                    bad.append(passed_over(ref, error))
         return None, bad
+
+    def _choose_from(self, catalog: Catalog) -> None:
+        self._listings += 1
+        self.catalog = catalog
+        self._refs = (ref for ref in candidates(catalog, self._which) if ref not in self._tried)
+
+    def _look_anew(self, ref: CheckpointRef) -> bool:
+        """Whether `ref` has gone since it was listed. If so, the choice begins anew with what is there now."""
+        if self._listings >= _LISTINGS:
+            return False
+        catalog = discover(self._storage)
+        if ref in catalog.commits:
+            return False
+        self._choose_from(catalog)
+        return True
 
     def unfinished(self, chosen: CheckpointRef | None) -> list[Damage]:
         """Saves begun after `chosen` (None: nothing was found) that never became a checkpoint.

@@ -48,10 +48,6 @@ class NoCheckpointError(Exception):
     pass
 
 
-class GoneError(Exception):
-    """A checkpoint was deleted between listing and lease."""
-
-
 class Process:
     """What a manager and a reader have in common: looking, leasing, choosing."""
 
@@ -129,37 +125,35 @@ class Process:
             yield ("delete lease", lease)
 
     def choose(self, which: Ref | str) -> Generator[Operation, Any, tuple[Catalog, Ref | None]]:
-        """`choosing.Picker.next`: what there is, and the one chosen of it, leased."""
-        while True:
-            catalog = yield from self.discover()
-            try:
-                chosen = yield from self.pick(catalog, which)
-            except GoneError:
-                del catalog
-                continue
-            return catalog, chosen
-
-    def pick(self, catalog: Catalog, which: Ref | str) -> Generator[Operation, Any, Ref | None]:
-        """`choosing.candidates`, `choosing.open_checkpoint`. None: there is nothing at all."""
+        """`choosing.Picker.next`: what there is, and the one chosen of it, leased; None if there is nothing at all."""
         newest = which == "newest"
+        catalog = yield from self.discover()
         if newest and not catalog.commits:
-            return None
-        todo: tuple[Any, ...] = tuple(reversed(catalog.lineage)) if newest else (which,)
-        while todo:
-            ref: Ref = todo[0]
-            todo = todo[1:]
+            return catalog, None
+        tried: tuple[Ref, ...] = ()
+        while ref := self.candidate(catalog, which, tried):
+            tried = (*tried, ref)
             attempt = yield from self.lease(ref)
-            if attempt is None:
-                if newest and "look anew when one is gone" in self.rules:
-                    raise GoneError
-                continue
-            whole = yield ("stat data", attempt)
-            if whole:
-                if newest:
-                    yield ("chose", ref, catalog.commits)
-                return ref
-            yield from self.let_go()
+            if attempt is not None:
+                whole = yield ("stat data", attempt)
+                if whole:
+                    if newest:
+                        yield ("chose", ref, catalog.commits)
+                    return catalog, ref
+                del whole
+                yield from self.let_go()
+            del attempt
+            if newest and "look anew when one is gone" in self.rules:
+                now = yield from self.discover()
+                if ref not in now.refs:
+                    catalog = now
+                del now
         raise NoCheckpointError
+
+    def candidate(self, catalog: Catalog, which: Ref | str, tried: tuple[Ref, ...]) -> Ref | None:
+        """`choosing.candidates`."""
+        refs: Any = reversed(catalog.lineage) if which == "newest" else (which,)
+        return next((ref for ref in refs if ref not in tried), None)
 
 
 class Reader(Process):

@@ -29,6 +29,7 @@ RULES = {
     "pin under a lease": "a pin is written after a look, without a lease",
     "hold until the first commit": "a manager lets its lease go when it has restored",
     "commits before generations": "discovery lists generations, then commits, and counts the generations it listed",
+    "look anew when one is gone": "a restore goes on to the next older one when one has gone since it was listed",
     "sweep after the first commit": "a manager sweeps as soon as its generation record is there",
     "spare the newest": "a policy decides on the newest checkpoint too",
     "fenced sweeps stop": "a sweep does not look for newer generations",
@@ -49,7 +50,6 @@ ECONOMY = {
 # What the code does not do, and what would close a gap: see `scenarios.GAPS`.
 FIXES = {
     "an unanswered pin keeps its lease": "who gets no answer for a pin lets its lease run out instead of releasing it",
-    "look anew when one is gone": "a restore of the newest discovers again when one has gone since it was listed",
 }
 
 

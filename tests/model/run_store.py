@@ -67,7 +67,6 @@ class RunStore(NamedTuple):
     pins: frozenset[Pin] = frozenset()
     flying: frozenset[tuple[str, Any]] = frozenset()  # creates without an answer: kind, record
     week: int = 0
-    strict: bool = False  # whether the newest is promised even to a restore that a sweep overtakes
     unanswered: int = 0  # creates that may yet get no answer
     unanswered_pins: int = 0
     echoes: bool = False  # whether one may even arrive after its record was made by another request, and deleted
@@ -240,7 +239,7 @@ def _chose(store: RunStore, ref: Ref, listed: frozenset[Commit]) -> Any:
         broken = broken or f"an abandoned branch is never chosen by itself: {show(ref)}"
     there = _whole(store)
     now = _chain_line(frozenset(one.ref for one in store.commits), store.generations)
-    if store.strict and any(one > ref for one in now if one in there):
+    if any(one > ref for one in now if one in there):
         there |= set(line)  # those that have gone count too, as another has come in their place
     lost = [one for one in line if one in store.acknowledged and one in there and one > ref]
     if lost:

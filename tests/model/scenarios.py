@@ -165,11 +165,6 @@ GAPS = {
         _run(1, 2, unanswered_pins=1),
         (_manager("A", NEWEST, ("save", 3)), _pinner("P", OLD)),
     ),
-    # A restore that finds the newest gone goes on to the next older one of its old listing, however old.
-    "a sweep overtakes a restore of the newest": Scenario(
-        _run(1, 2, strict=True),
-        (_manager("A", NEWEST, ("save", 3), keep="oldest"), _reader("R")),
-    ),
     # A create that was repeated, answered, and whose record a sweep has deleted, comes through once more while the
     # manifest is not deleted yet: who leases just then is granted what the sweep goes on to delete.
     "a create comes through again behind the deletion of its record": Scenario(

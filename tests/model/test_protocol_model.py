@@ -54,6 +54,7 @@ CAUGHT = {
     "pin under a lease": (PINNED, "a pinned checkpoint stays whole"),
     "hold until the first commit": (REPLACED, "what is held stays whole"),
     "commits before generations": (FRESH, "an abandoned branch is never chosen by itself"),
+    "look anew when one is gone": (POLICY, "the newest is chosen"),
     "sweep after the first commit": (REPLACED, "the newest acknowledged checkpoint can be restored"),
     "spare the newest": (POLICY, "the newest acknowledged checkpoint can be restored"),
     "fenced sweeps stop": (REPLACED, "a fenced sweeper finishes at most the one deletion it was in"),
@@ -64,7 +65,6 @@ CAUGHT = {
 
 GAPS_FOUND = {
     "a pin arrives after its lease was released": "a pinned checkpoint stays whole",
-    "a sweep overtakes a restore of the newest": "the newest is chosen",
     "a create comes through again behind the deletion of its record": "what is held stays whole",
     "a record lands while its attempt is collected": "what is held stays whole",
     "a record lands after its attempt was collected": "what is said to be stored is there",
@@ -72,7 +72,6 @@ GAPS_FOUND = {
 
 CLOSED_BY = {
     "an unanswered pin keeps its lease": "a pin arrives after its lease was released",
-    "look anew when one is gone": "a sweep overtakes a restore of the newest",
 }
 
 
