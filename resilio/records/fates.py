@@ -22,6 +22,7 @@ from .holds import Holds, pins
 __all__ = ["OFF_LINEAGE_S", "Explanation", "Fate", "Keep", "Looked", "explain", "look"]
 
 OFF_LINEAGE_S = 7 * 86_400.0  # how long a checkpoint lives after the lineage left it
+LITTER_S = 86_400.0  # somebody may be writing a younger one
 
 # The checkpoints of the lineage, oldest to newest -> those that a policy has a reason to keep, and the reasons. As
 # `policy.reasons(infos, now_s)` says it; what lives whatever policies say is added here.
@@ -106,6 +107,7 @@ class Looked:
         fates: of all there is, off the lineage first, then oldest to newest, then leftovers.
         folders: attempt -> its keys.
         dangling: attempt -> uploads begun and never published.
+        litter: small objects of ours whose writing was begun and never ended, long ago; they go.
         leases: keys of leases that ran out long ago; they go.
         failed: what could not be read, and why.
         refused: why no checkpoint of the lineage goes although no policy keeps any.
@@ -116,6 +118,7 @@ class Looked:
     fates: list[Fate] = field(default_factory=list)
     folders: dict[str, list[str]] = field(default_factory=dict)
     dangling: dict[str, list[Incomplete]] = field(default_factory=dict)
+    litter: list[Incomplete] = field(default_factory=list)
     leases: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     refused: str | None = None
@@ -183,7 +186,7 @@ def look(
     """List all, decide all. Arguments and errors are those of `explain`."""
     # This order: an attempt listed now whose commit is not listed afterwards had none, and a hold written since the
     # commit was seen is seen.
-    folders, dangling = _list_attempts(storage)
+    folders, dangling, begun_records = _list_attempts(storage)
     catalog = discover(storage, cache)
     looked = Looked(catalog, folders=folders, dangling=dangling)
     if catalog.record is None:
@@ -199,21 +202,30 @@ def look(
     holds = Holds(storage, catalog.now_s, clock)
     _Decision(looked, holds, generation, failed, begun, Abandonment(catalog, abandoned_after_s)).run(keep)
     looked.leases = list(holds.run_out())
+    if catalog.now_s is not None:
+        old_s = catalog.now_s - LITTER_S
+        looked.litter = [item for item in begun_records if item.started_s is not None and item.started_s < old_s]
     return looked
 
 
-def _list_attempts(storage: Storage) -> tuple[dict[str, list[str]], dict[str, list[Incomplete]]]:
+def _list_attempts(storage: Storage) -> tuple[dict[str, list[str]], dict[str, list[Incomplete]], list[Incomplete]]:
+    """Attempts and their keys, what was begun in each and never published, and the same of records."""
+    records: list[Incomplete] = []
     folders: dict[str, list[str]] = {}
     dangling: dict[str, list[Incomplete]] = {}
     for info in storage.list(keys.STEP_PREFIX):
         found = keys.split_attempt_key(info.key)
         if found:
             folders.setdefault(found[0], []).append(info.key)
-    for item in storage.incomplete(keys.STEP_PREFIX):
+    for item in storage.incomplete(""):
         found = keys.split_attempt_key(item.key)
         if found:
             dangling.setdefault(found[0], []).append(item)
-    return folders, dangling
+        elif item.key == keys.RUN or any(
+            parse(item.key) for parse in (keys.parse_commit, keys.parse_generation, keys.parse_hold)
+        ):
+            records.append(item)
+    return folders, dangling, records
 
 
 @dataclass

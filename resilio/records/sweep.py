@@ -6,13 +6,13 @@ a checkpoint or visibly none. Every deletion is of literal keys that were listed
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from .. import failpoints
 from ..clock import Clock, SystemClock
 from ..errors import ConfigError, StorageError
-from ..storage.base import Storage
+from ..storage.base import Incomplete, Storage
 from ..types import CheckpointRef
 from . import keys
 from .catalog import RecordCache, list_generations
@@ -135,6 +135,7 @@ class _Sweep:
             return
         if self._delete(self.looked.leases):
             self.report.leases = self.looked.leases
+        self._abort(self.looked.litter)
 
     def _delete_checkpoint(self, fate: Fate) -> None:
         assert fate.attempt is not None
@@ -173,14 +174,19 @@ class _Sweep:
             return False
         failpoints.hit("sweep.manifest_deleted")
         done = self._delete([key for key in self.looked.folders.get(name, ()) if key != manifest])
-        for item in self.looked.dangling.get(name, ()):
+        done = self._abort(self.looked.dangling.get(name, ())) and done
+        if done:
+            failpoints.hit("sweep.data_deleted")
+        return done
+
+    def _abort(self, items: Iterable[Incomplete]) -> bool:
+        done = True
+        for item in items:
             try:
                 self.storage.abort(item)
             except (StorageError, OSError) as error:
                 self._failed(item.key, error)
                 done = False
-        if done:
-            failpoints.hit("sweep.data_deleted")
         return done
 
     def _delete(self, which: list[str]) -> bool:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from records.fake_store import Died, FakeStore, manager, save, steps, write_attempt
 
+from resilio.clock import FakeClock
 from resilio.errors import AccessDeniedError, FencedError, NotFoundError, TransientError
 from resilio.records import keys, schema
 from resilio.records.catalog import discover
@@ -359,6 +360,24 @@ def test_uploads_that_a_dead_attempt_left_dangling_are_aborted(store: FakeStore)
     save(store, writer, 2)
     assert run(store, writer, last(9)).attempts == [dead]
     assert aborted == ["t1"]
+
+
+def test_records_that_a_crash_left_half_written_go_a_day_later_and_nobody_elses():
+    store = FakeStore(clock=FakeClock())
+    writer = filled(store, 1)
+    now_s = discover(store).now_s
+    assert now_s is not None
+    old_s, young_s = now_s - 86_401, now_s - 86_399
+    ours = ["resilio.json", "commits/000000009-g000001.json", "generations/000009.json"]
+    ours += ["pins/000000001-g000001-abcd.json", "leases/000000001-g000001-abcd.json"]
+    begun = [Incomplete(key, f"old {key}", old_s) for key in ours]
+    begun += [Incomplete(key, "young", young_s) for key in ours] + [Incomplete(ours[0], "of unknown age", None)]
+    begun += [Incomplete(key, "a stranger's", old_s) for key in ("notes.txt", "commits/latest", "mine/resilio.json")]
+    aborted: list[str] = []
+    store.incomplete = lambda prefix: iter(one for one in begun if one.key.startswith(prefix))  # type: ignore[method-assign]
+    store.abort = lambda item: aborted.append(item.token)  # type: ignore[method-assign]
+    run(store, writer)
+    assert aborted == [f"old {key}" for key in ours]
 
 
 # --- crashes: die before the n-th mutating operation, for all n ------------------------------------------------------

@@ -187,6 +187,5 @@ class _Look:
             ref = keys.parse_attempt(folder) or keys.parse_commit(info.key) or keys.parse_hold(info.key)
             if info.key.startswith(keys.LEASES) or (ref is not None and ref not in needed | pinned):
                 yield Broken("repair", f"{info.key} is left behind")
-        # Of what was begun elsewhere a few bytes may stay: no sweep looks for them.
-        for item in self.storage.incomplete(keys.STEP_PREFIX):
+        for item in self.storage.incomplete(""):
             yield Broken("repair", f"the unfinished upload of {item.key} is left behind")
