@@ -53,6 +53,7 @@ def pin(storage: Storage, ref: CheckpointRef, because: str, clock: Clock | None 
     Raises:
         NoCheckpointError: there is none, or it was being deleted; nothing is pinned.
         ConfigError: no reason is given.
+        StorageError: the store failed. It may be pinned all the same, and is held until the lease runs out.
     """
     if not because.strip():
         raise ConfigError("a pin says why: whoever finds it in a year must know whether it may go", ref=ref)
@@ -67,9 +68,14 @@ def pin(storage: Storage, ref: CheckpointRef, because: str, clock: Clock | None 
             pid=os.getpid(),
             time_s=(clock or SystemClock()).wall_s(),
         )
-        key = keys.pin_key(ref, secrets.token_hex(8))
-        storage.put(key, schema.encode(record))
-        if not hold.sure:
+        key, data = keys.pin_key(ref, secrets.token_hex(8)), schema.encode(record)
+        try:
+            stored_s = storage.put(key, data).modified_s
+        except BaseException:
+            # Whatever the last answer was, a request may be on its way, and what it pins must be whole when it arrives.
+            hold.let_run_out()
+            raise
+        if not hold.sure_at(stored_s):
             # The lease could not be written, or ran out over this: the pin must be granted by itself.
             try:
                 _find_manifest(storage, ref, read_bytes(storage, keys.commit_key(ref), schema.CommitRecord))
@@ -158,6 +164,7 @@ class Lease:
         self._owner = owner
         self._written: list[str] = []  # keys
         self._until_s = self._due_s = clock.monotonic_s()
+        self._until_wall_s = clock.wall_s()
         self._until_store_s: float | None = None
         try:
             self._write()
@@ -177,8 +184,14 @@ class Lease:
 
     @property
     def sure(self) -> bool:
-        """Whether it has not run out yet."""
-        return self.held and self._clock.monotonic_s() < self._until_s
+        """Whether it has not run out yet, by this host's clocks; one alone may have stood still, or was set back."""
+        return self.held and self._clock.monotonic_s() < self._until_s and self._clock.wall_s() < self._until_wall_s
+
+    def sure_at(self, stored_s: float | None) -> bool:
+        """Whether it had not run out when an object was stored, at `stored_s` by the store's clock if that tells."""
+        if stored_s is not None and self._until_store_s is not None and stored_s >= self._until_store_s:
+            return False
+        return self.sure
 
     @property
     def due(self) -> bool:
@@ -210,6 +223,10 @@ class Lease:
         """Hold no more. Idempotent, and never fails: what cannot be deleted runs out."""
         if self._written:
             _delete(self._storage, self._written)
+        self._written = []
+
+    def let_run_out(self) -> None:
+        """Look after it no more, and leave what is written: it holds for what is left of its time."""
         self._written = []
 
     def __enter__(self) -> Lease:
@@ -244,14 +261,13 @@ class Lease:
             time_s=self._clock.wall_s(),
         )
         key = keys.lease_key(self.ref, secrets.token_hex(8))
-        began_s = self._clock.monotonic_s()  # before the store's time of it: by our clock it ends first
+        # Before the store's time of it: by our clocks it ends first.
+        began_s, began_wall_s = self._clock.monotonic_s(), self._clock.wall_s()
         stored_s = self._storage.put(key, schema.encode(record)).modified_s
-        unbroken = self.sure
-        if stored_s is not None and self._until_store_s is not None:
-            # A host that was suspended may not have counted that time.
-            unbroken = unbroken and stored_s < self._until_store_s
+        unbroken = self.sure_at(stored_s)
         self._written.append(key)
         self._until_s, self._due_s = began_s + self._ttl_s, began_s + self._ttl_s / 2
+        self._until_wall_s = began_wall_s + self._ttl_s
         self._until_store_s = None if stored_s is None else stored_s + self._ttl_s
         return unbroken
 

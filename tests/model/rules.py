@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ECONOMY", "FIXES", "RULES", "Rules"]
+__all__ = ["ECONOMY", "RULES", "Rules"]
 
 # Name -> what is done without it. Without any of these a promise breaks.
 RULES = {
@@ -27,6 +27,7 @@ RULES = {
     "leases before pins": "a sweep lists pins, then leases",
     "lease, then look": "a reader looks for record and manifest, then leases",
     "pin under a lease": "a pin is written after a look, without a lease",
+    "an unanswered pin keeps its lease": "who gets no answer for a pin releases its lease",
     "hold until the first commit": "a manager lets its lease go when it has restored",
     "commits before generations": "discovery lists generations, then commits, and counts the generations it listed",
     "look anew when one is gone": "a restore goes on to the next older one when one has gone since it was listed",
@@ -47,20 +48,14 @@ ECONOMY = {
     "attempts before commits": "a sweep lists commits, then attempts",
 }
 
-# What the code does not do, and what would close a gap: see `scenarios.GAPS`.
-FIXES = {
-    "an unanswered pin keeps its lease": "who gets no answer for a pin lets its lease run out instead of releasing it",
-}
-
 
 class Rules:
-    """Which rules are kept, and which fixes made."""
+    """Which rules are kept."""
 
-    def __init__(self, without: frozenset[str] = frozenset(), fixes: frozenset[str] = frozenset()) -> None:
+    def __init__(self, without: frozenset[str] = frozenset()) -> None:
         assert without <= RULES.keys() | ECONOMY.keys(), f"no such rule: {without}"
-        assert fixes <= FIXES.keys(), f"no such fix: {fixes}"
-        self._kept = (RULES.keys() | ECONOMY.keys() | fixes) - without
+        self._kept = (RULES.keys() | ECONOMY.keys()) - without
 
     def __contains__(self, rule: str) -> bool:
-        assert rule in RULES or rule in ECONOMY or rule in FIXES, f"no such rule: {rule}"
+        assert rule in RULES or rule in ECONOMY, f"no such rule: {rule}"
         return rule in self._kept

@@ -263,6 +263,61 @@ def test_a_pin_that_could_not_be_leased_meanwhile_is_granted_only_if_the_record_
     assert under(store, "pins/000000001") == []
 
 
+@pytest.mark.parametrize("error", [TransientError("reset"), AccessDeniedError("no"), KeyboardInterrupt()])
+def test_a_pin_without_an_answer_keeps_its_lease_so_that_it_may_still_arrive(
+    store: FakeStore, clock: FakeClock, error: BaseException
+):
+    """Whatever the answer was: one of its requests may be on its way, and what it pins must not be half deleted."""
+    writer = filled(store, 1, 2)
+    late = {}
+
+    def before(verb: str, key: str) -> None:
+        if verb == "put" and key.startswith("pins/"):
+            raise error
+
+    put = store.put
+
+    def sent(key: str, data: bytes, **more: Any) -> Any:
+        if key.startswith("pins/"):
+            late[key] = bytes(data)
+        return put(key, data, **more)
+
+    store.before, store.put = before, sent  # type: ignore[method-assign]
+    with pytest.raises(type(error)):
+        pin(store, ONE, "x", clock)
+    store.before = lambda verb, key: None
+    attempt = discover(store).read(ONE).attempt
+    assert swept(store).kept[ONE] == "leased"
+    store.objects |= late
+    clock.advance(LEASE_TTL_S + 1)
+    save(store, writer, 3)
+    assert swept(store).kept[ONE] == "pinned"
+    assert under(store, f"{attempt}/manifest.json")
+
+
+@pytest.mark.parametrize("knows", ["store", "wall"])
+def test_a_pin_by_a_host_that_was_suspended_is_granted_only_if_the_record_is_still_there(clock: FakeClock, knows: str):
+    """Its monotonic clock stood still meanwhile; the store's clock, or its own on the wall, went on."""
+
+    class Suspended(FakeClock):
+        def monotonic_s(self) -> float:
+            return 0.0
+
+    store = FakeStore(clock=clock if knows == "store" else None)
+    own = Suspended()
+    filled(store, 1, 2)
+
+    def before(verb: str, key: str) -> None:
+        if verb == "put" and key.startswith("pins/"):
+            (clock if knows == "store" else own).advance(LEASE_TTL_S + 1)
+            store.objects.pop(keys.commit_key(ONE))
+
+    store.before = before
+    with pytest.raises(NoCheckpointError):
+        pin(store, ONE, "x", own)
+    assert under(store, "pins/") == []
+
+
 def test_a_pin_of_another_checkpoints_name_does_not_stand_in(store: FakeStore):
     pinned_without_record(store)
     pin(store, TWO, "x")
