@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .. import failpoints
 from ..clock import Clock, SystemClock
@@ -32,13 +32,12 @@ from ..storage.base import Storage
 from ..types import CheckpointRef
 from . import keys, schema
 from .catalog import Catalog, discover, list_generations
+from .owners import owner_of
 from .reading import read_bytes
 from .run import open_run
 from .values import encode_metrics
 
 __all__ = ["RunWriter"]
-
-_WAY_OUT = "call restore() before the first save, or pass fresh=True to begin a new line beside them"
 
 
 class RunWriter:
@@ -73,7 +72,7 @@ class RunWriter:
         self._failed: set[str] = set()
         self._begun: set[str] = set()
         self._sent: set[str] = set()  # attempts whose commit was sent: never called failed, whatever came back
-        self._fenced_by: int | None = None
+        self._fenced: tuple[str, dict[str, Any]] | None = None  # by whom, for people and for programs
 
     @property
     def generation(self) -> int | None:
@@ -145,7 +144,8 @@ class RunWriter:
             if catalog.commits:
                 raise FencedError(
                     f"{self.storage.url} already holds {len(catalog.commits)} checkpoints (newest: "
-                    f"{catalog.newest}) that this manager has not restored from: {_WAY_OUT}. Nothing was written.",
+                    f"{catalog.newest}) that this manager has not restored from: call restore() before the first save, "
+                    "or pass fresh=True to begin a new line beside them. Nothing was written.",
                     newest=catalog.newest,
                 )
             self.saw_restore(catalog, None)
@@ -204,8 +204,9 @@ class RunWriter:
             The checkpoint, acknowledged.
 
         Raises:
-            FencedError: another manager owns the run. Attribute `stored`: True if the checkpoint lies there all the
-                same, None if that is not known.
+            FencedError: another manager owns the run; attributes `generation`, `host`, `pid` and `time_s` say which, as
+                far as its record can be read. Attribute `stored`: True if the checkpoint was stored all the same (who
+                owns the run may collect it), None if that is not known.
             SaveError: the store gave no answer in time; the next attempt asks it again.
             StorageError: the store refused.
         """
@@ -250,7 +251,7 @@ class RunWriter:
         self._parent, self._ancestors = parent, ancestors
         self._generation, self._entered, self._last = None, False, None
         # A commit of the generation left behind is not repeated; should it still appear, it was not seen and fences us.
-        self._pending, self._fenced_by = None, None
+        self._pending, self._fenced = None, None
 
     def _enter(self) -> None:
         """First save of the generation: test, create its record, list and test again."""
@@ -277,7 +278,7 @@ class RunWriter:
             # Ours already if an answer was lost, or an earlier attempt of ours failed between here and its commit.
             other = schema.decode(existing, schema.GenerationRecord, f"{self.storage.url}: {key}")
             if other.nonce != self.nonce:
-                self._fence(self._generation, f"{other.host or 'another host'}, process {other.pid}", stored=False)
+                self._fence(self._generation, stored=False)
         failpoints.hit("generation.created")
         self._test_newest()
         self._entered = True
@@ -287,16 +288,23 @@ class RunWriter:
         assert self._generation is not None
         catalog = discover(self.storage)
         if catalog.newest_generation > self._generation:
-            self._fence(catalog.newest_generation, "another manager", stored=False)
+            self._fence(catalog.newest_generation, stored=False)
         newest = catalog.newest
         if newest is not None and newest not in self._seen:
-            self._fenced_by = newest.generation
+            if any(keys.parse_attempt(attempt) == newest for attempt in self._sent):
+                facts: dict[str, Any] = {"generation": newest.generation}
+                self._fenced = f"the commit of {newest}, its own, which came late", facts
+                whose = "this manager's own: its own request, which had no answer, arrived only after the restore"
+            else:
+                who, facts = owner_of(self.storage, newest.generation)
+                self._fenced = who, facts
+                whose = f"{who}'s, committed after this manager restored"
             raise FencedError(
-                f"{self.storage.url}: {newest} was committed by another manager after this one restored; going on "
-                f"would leave its work behind. {_WAY_OUT.capitalize()}.",
+                f"{self.storage.url}: the newest checkpoint, {newest}, is {whose}; going on would leave it behind. "
+                "Nothing was committed. Call restore() to go on from it, or pass fresh=True to begin a line beside it.",
                 newest=newest,
-                generation=newest.generation,
                 stored=False,
+                **facts,
             )
         return catalog
 
@@ -358,32 +366,32 @@ class RunWriter:
     def _look(self, ref: CheckpointRef, stored: bool | None) -> None:
         newest = max(list_generations(self.storage), default=0)
         if newest > ref.generation:
-            self._fence(newest, "another manager", stored, ref)
+            self._fence(newest, stored, ref)
 
-    def _fence(self, by: int, who: str, stored: bool | None, ref: CheckpointRef | None = None) -> NoReturn:
-        self._fenced_by = by
+    def _fence(self, by: int, stored: bool | None, ref: CheckpointRef | None = None) -> NoReturn:
+        who, facts = self._fenced = owner_of(self.storage, by)
         fate = {
-            True: f"The checkpoint of {ref} is stored, not acknowledged",
+            True: f"The checkpoint of {ref} was stored, not acknowledged; the other manager may delete it",
             False: "Nothing was committed",
-            None: f"The checkpoint of {ref} is not acknowledged; whether it is stored is not known",
+            None: f"The checkpoint of {ref} is not acknowledged; whether it was stored is not known",
         }[stored]
         raise FencedError(
-            f"{self.storage.url}: generation {by} ({who}) owns the run now; this manager is generation "
-            f"{self._generation}. {fate}. Stop this job if the other one is meant to run; else stop the other one and "
-            "call restore() here.",
-            generation=by,
+            f"{self.storage.url}: {who} owns the run now; this manager is generation {self._generation}. {fate}. Stop "
+            "this job if the other one is meant to run; else stop the other one and call restore() here.",
             own=self._generation,
             stored=stored,
+            **facts,
         )
 
     def _refuse_if_fenced(self) -> None:
-        if self._fenced_by is not None:
+        if self._fenced is not None:
+            who, facts = self._fenced
             raise FencedError(
-                f"{self.storage.url}: this manager was fenced by generation {self._fenced_by} and writes no more; call "
-                "restore() to go on from what is there.",
-                generation=self._fenced_by,
+                f"{self.storage.url}: this manager was fenced by {who} and writes no more; call restore() to go on "
+                "from what is there.",
                 own=self._generation,
                 stored=False,
+                **facts,
             )
 
 

@@ -44,12 +44,10 @@ class Manager(Sweeper):
         *script: tuple[str, Any],
         keep: str = "newest",
         sweeps: bool = True,
-        believes: bool = False,
     ) -> None:
         super().__init__(name, rules, keep)
         self.script = script
         self.sweeps = sweeps
-        self.believes = believes  # what a FencedError says of its checkpoint
         self.asked = False
         self.seen: frozenset[Ref] = frozenset()
         self.knew: frozenset[Ref] = frozenset()  # (ghost) what the job was really told of
@@ -275,8 +273,6 @@ class Manager(Sweeper):
         if "look after the commit" in self.rules:
             newest = yield ("look", ref, True)
             if newest > ref.generation:
-                if self.believes:
-                    yield ("told it is stored", sent)
                 raise FencedError
         else:
             yield ("acknowledge", ref)

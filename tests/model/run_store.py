@@ -247,14 +247,6 @@ def _chose(store: RunStore, ref: Ref, listed: frozenset[Commit]) -> Any:
     return _answer(store._replace(broken=broken), None)
 
 
-def _told(store: RunStore, attempt: Attempt) -> Any:
-    """No operation: an error said that this is stored. Is it?"""
-    broken = store.broken
-    if attempt not in store.manifests or attempt not in store.data:
-        broken = broken or f"what is said to be stored is there: {show(attempt)} is not"
-    return _answer(store._replace(broken=broken), None)
-
-
 def _decide(store: RunStore, *what: str) -> Any:
     return [(True, store), (False, store)]
 
@@ -280,7 +272,6 @@ _OPERATIONS: dict[str, Any] = {
     "delete manifest": _delete_manifest,
     "delete data": _delete_data,
     "chose": _chose,
-    "told it is stored": _told,
     "decide": _decide,
 }
 

@@ -45,9 +45,9 @@ def check(scenario: Scenario, without: frozenset[str] = frozenset(), limit: int 
 
 
 def _manager(
-    name: str, *script: tuple[str, object], keep: str = "newest", sweeps: bool = True, believes: bool = False
+    name: str, *script: tuple[str, object], keep: str = "newest", sweeps: bool = True
 ) -> Callable[[Rules], Process]:
-    return lambda rules: Manager(name, rules, *script, keep=keep, sweeps=sweeps, believes=believes)
+    return lambda rules: Manager(name, rules, *script, keep=keep, sweeps=sweeps)
 
 
 def _reader(name: str, which: Ref | str = "newest") -> Callable[[Rules], Process]:
@@ -169,10 +169,5 @@ GAPS = {
     "a record lands while its attempt is collected": Scenario(
         _run(1),
         (_manager("A", NEWEST, ("save", 2), sweeps=False), _manager("B", NEWEST, ("save", 3)), _reader("R", Ref(2, 2))),
-    ),
-    # After the same race FencedError says "stored, not acknowledged" of what is stored no more.
-    "a record lands after its attempt was collected": Scenario(
-        _run(1),
-        (_manager("A", NEWEST, ("save", 2), sweeps=False, believes=True), _manager("B", NEWEST, ("save", 3))),
     ),
 }

@@ -182,12 +182,57 @@ def test_a_generation_that_appears_during_the_commit_leaves_it_stored_and_not_ac
             store.objects[keys.generation_key(2)] = schema.encode(newer)
 
     store.after = after
-    with pytest.raises(FencedError, match="stored, not acknowledged") as caught:
+    # "was": the other may have deleted it by the time this is read.
+    with pytest.raises(FencedError, match="was stored, not acknowledged") as caught:
         save(store, one, 2)
     assert caught.value.stored is True
     assert steps(discover(store)) == [1, 2]
     one.abandon(discover(store).read(CheckpointRef(1, 2)).attempt)
     assert one.failed == frozenset()
+
+
+OTHER = schema.GenerationRecord(format=1, generation=2, nonce="other", host="node-7", pid=42, time_s=1_800_000_000.0)
+TOLD = r"generation 2 \(host node-7, process 42, since 2027-01-15 08:00:00 UTC\)"
+
+
+def test_who_is_fenced_before_the_commit_is_told_by_which_generation_host_and_when(store: FakeStore):
+    one = manager(store)
+    save(store, one, 1)
+    store.put(keys.generation_key(2), schema.encode(OTHER))
+    with pytest.raises(FencedError, match=TOLD) as caught:
+        save(store, one, 2)
+    error = caught.value
+    assert (error.generation, error.own, error.host, error.pid, error.time_s) == (2, 1, "node-7", 42, OTHER.time_s)
+    with pytest.raises(FencedError, match=TOLD) as caught:
+        one.begin_attempt(3)
+    assert (caught.value.generation, caught.value.host) == (2, "node-7")
+
+
+def test_who_is_fenced_at_its_generation_or_by_a_newer_commit_is_told_the_same(store: FakeStore):
+    first, late, later = manager(store), manager(store), manager(store)
+    store.put(keys.generation_key(1), schema.encode(schema.GenerationRecord(format=1, generation=1, nonce="x")))
+    restored = [manager(store) for _ in range(3)]  # each of them would be generation 2
+    store.put(keys.generation_key(2), schema.encode(OTHER))
+    with pytest.raises(FencedError, match=TOLD):
+        save(store, restored[0], 1)  # somebody has its number
+    with pytest.raises(FencedError, match=TOLD):
+        save(store, first, 1)  # somebody has a newer one
+    commit_of_2 = RunWriter(store, nonce="other")
+    commit_of_2.saw_restore(discover(store), None)
+    commit_of_2._generation, commit_of_2._entered = 2, True
+    assert save(store, commit_of_2, 5) == CheckpointRef(2, 5)
+    for writer in (restored[1], late, later):
+        with pytest.raises(FencedError, match=TOLD):
+            save(store, writer, 1)
+
+
+@pytest.mark.parametrize("damage", [b"{", b""])
+def test_who_is_fenced_by_a_record_that_cannot_be_read_is_told_at_least_its_number(store: FakeStore, damage: bytes):
+    one = manager(store)
+    save(store, one, 1)
+    store.put(keys.generation_key(2), damage)
+    with pytest.raises(FencedError, match=r"generation 2 \(another manager\)"):
+        save(store, one, 2)
 
 
 # --- steps and branches ---------------------------------------------------------------------------------------------
@@ -338,6 +383,40 @@ def test_an_unanswered_commit_is_settled_by_the_next_attempt_and_never_called_fa
     store.before = lambda verb, key: None
     assert save(store, writer, 3) == CheckpointRef(1, 3)
     assert steps(discover(store)) == [1, 2, 3]
+
+
+def unanswered(store: FakeStore, writer: RunWriter, step: int, prefix: str = "commits/") -> dict[str, bytes]:
+    """A save whose request for an object below `prefix` gets no answer; what is still on its way."""
+    flying: dict[str, bytes] = {}
+    put = store.put
+
+    def lost(key: str, data: bytes, *, if_absent: bool = False):
+        if key.startswith(prefix):
+            flying[key] = bytes(data)
+            raise TransientError("no answer")
+        return put(key, data, if_absent=if_absent)
+
+    store.put = lost  # type: ignore[method-assign]
+    with pytest.raises(SaveError, match="not known"):
+        save(store, writer, step)
+    store.put = put  # type: ignore[method-assign]
+    return flying
+
+
+def test_who_is_fenced_by_a_late_commit_of_its_own_is_not_told_that_another_made_it(store: FakeStore):
+    writer = manager(store)
+    save(store, writer, 1)
+    late = unanswered(store, writer, 2)
+    catalog = discover(store)
+    writer.saw_restore(catalog, catalog.newest)
+    store.objects |= late
+    with pytest.raises(FencedError, match=r"its own request.*arrived only after") as caught:
+        save(store, writer, 2)
+    assert "another" not in str(caught.value)
+    catalog = discover(store)
+    writer.saw_restore(catalog, catalog.newest)
+    assert save(store, writer, 3) == CheckpointRef(2, 3)
+    assert discover(store).lineage == [CheckpointRef(1, 1), CheckpointRef(1, 2), CheckpointRef(2, 3)]
 
 
 def test_a_commit_the_store_clearly_refused_is_not_sent_again(store: FakeStore):
