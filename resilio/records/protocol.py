@@ -63,6 +63,7 @@ class RunWriter:
         self._asked = False  # restore() or fresh=True
         self._seen: frozenset[CheckpointRef] = frozenset()
         self._newest_seen = 0  # generation
+        self._requested = 0  # generation whose record was asked for last; that request may arrive at any time
         self._parent: CheckpointRef | None = None
         self._ancestors: list[CheckpointRef] = []
         self._generation: int | None = None  # chosen; its record exists once _entered
@@ -164,7 +165,8 @@ class RunWriter:
                 last=self._parent.step,
             )
         if self._generation is None:
-            self._generation = self._newest_seen + 1
+            # A record of an earlier branch that comes late names the parent of that one: never the same number again.
+            self._generation = max(self._newest_seen, self._requested) + 1
         attempt = keys.attempt_name(step, self._generation, secrets.token_hex(4))
         self._begun.add(attempt)
         return attempt
@@ -272,6 +274,7 @@ class RunWriter:
             time_s=self._clock.wall_s(),
         )
         failpoints.hit("generation.before_create")
+        self._requested = self._generation
         key = keys.generation_key(self._generation)
         existing = self._create(key, schema.GenerationRecord, schema.encode(record), lambda: None)
         if existing is not None:

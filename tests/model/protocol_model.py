@@ -33,7 +33,7 @@ class Manager(Sweeper):
 
     kept = (
         *Sweeper.kept,
-        *("script", "asked", "seen", "knew", "newest_seen", "parent", "ancestors", "entered", "last"),
+        *("script", "asked", "seen", "knew", "newest_seen", "requested", "parent", "ancestors", "entered", "last"),
         *("pending", "sent", "life", "latest_sent", "broken"),
     )
 
@@ -52,6 +52,7 @@ class Manager(Sweeper):
         self.seen: frozenset[Ref] = frozenset()
         self.knew: frozenset[Ref] = frozenset()  # (ghost) what the job was really told of
         self.newest_seen = 0
+        self.requested = 0
         self.parent: Ref | None = None
         self.ancestors: tuple[Ref, ...] = ()
         self.entered = False
@@ -167,7 +168,9 @@ class Manager(Sweeper):
             del catalog
         if (self.last is not None and step <= self.last.step) or (self.parent is not None and step < self.parent.step):
             raise SaveError
-        self.generation = self.generation or self.newest_seen + 1
+        requested = self.requested if "a number is asked for once" in self.rules else 0
+        self.generation = self.generation or max(self.newest_seen, requested) + 1
+        del requested
         attempt = Attempt(Ref(self.generation, step), self.name, len(self.begun))
         self.begun |= {attempt}
         return attempt
@@ -213,29 +216,28 @@ class Manager(Sweeper):
         ancestors = tuple(ref for ref in self.ancestors if ref in there)
         record = Generation(self.generation, self.name, self.parent, ancestors, self.knew)
         del there, ancestors
-        by = None
+        self.requested = self.generation
         while True:
-            came, by = yield from self.create_generation(record)
-            if came != "no answer":
+            answer = yield ("create generation", record, "create if absent" in self.rules)
+            if answer != "no answer":
                 break
             again = yield ("decide", "ask again")
             if not again:
                 raise SaveError
-        if came == "exists":
+        if answer != "made":
+            _, by, parent = answer
             mine = by == self.name
             if mine and "own nonce is success" not in self.rules:
                 self.broken = "nobody is fenced by itself"
             if not mine and "compare nonces" in self.rules:
                 raise FencedError
-        del record, came, by
+            if mine and parent != self.parent:
+                self.broken = "a generation record names what its manager went on from"
+            del by, parent, mine
+        del record, answer
         if "test again after the generation" in self.rules:
             yield from self.test_newest()
         self.entered = True
-
-    def create_generation(self, record: Generation) -> Generator[Operation, Any, tuple[str, str | None]]:
-        """`RunWriter._create` of a generation record."""
-        answer = yield ("create generation", record, "create if absent" in self.rules)
-        return ("exists", answer) if answer not in ("made", "no answer") else (answer, None)
 
     def test_newest(self) -> Generator[Operation, Any, frozenset[Ref]]:
         """`RunWriter._test_newest`."""

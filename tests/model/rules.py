@@ -19,6 +19,7 @@ RULES = {
     "settle before the next": "a commit without an answer is forgotten when the next save begins",
     "behind the unanswered a branch": "who restores its own last commit goes on, whatever it has sent since",
     "going back ends a generation": "a restore of an older step goes on in the same generation",
+    "a number is asked for once": "a branch takes the number of a generation whose record may still be on its way",
     "record last": "the commit record is written before manifest and data",
     "record first": "manifest and data are deleted before the commit record",
     "manifest before data": "data is deleted before the manifest",

@@ -154,7 +154,7 @@ def _stat_data(store: RunStore, attempt: Attempt) -> Any:
 def _create_generation(store: RunStore, record: Generation, if_absent: bool) -> Any:
     there = next((one for one in store.generations if one.number == record.number), None)
     if there is not None and if_absent:
-        yield there.by, store
+        yield ("exists", there.by, there.parent), store
     if there is None or not if_absent:
         others = frozenset(one for one in store.generations if one is not there)
         yield "made", _land_generation(store._replace(generations=others), record)

@@ -145,6 +145,10 @@ SCENARIOS = {
         _run(unanswered=1),
         (_manager("A", ("save", 1), ("save", 2), ("restore", OLD), ("save", 3), keep="all"), _reader("R")),
     ),
+    "a job goes back behind an unanswered generation": Scenario(
+        _run(1, 2, unanswered=1),
+        (_manager("A", NEWEST, ("save", 3), ("restore", OLD), ("save", 2), keep="all"), _reader("R")),
+    ),
     "begun anew beside what is there": Scenario(
         _run(1),
         (_manager("A", ("fresh", None), ("save", 1), ("save", 2)), _manager("B", NEWEST, ("save", 2))),

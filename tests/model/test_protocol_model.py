@@ -22,10 +22,11 @@ BACK, OLD_BRANCH, POLICY, PINNED, NO_ANSWER, REPLACED = (
     "a pin without an answer and a sweep",
     "a replacement goes back while a job sweeps",
 )
-UNANSWERED, BEHIND, IN_PROCESS, FRESH, NEVER_RESTORES = (
+UNANSWERED, BEHIND, IN_PROCESS, BACK_BEHIND, FRESH, NEVER_RESTORES = (
     "answers are lost, writes fail",
     "a restore behind an unanswered commit",
     "a job goes back in its own process",
+    "a job goes back behind an unanswered generation",
     "begun anew beside what is there",
     "a job that never restores",
 )
@@ -45,6 +46,7 @@ CAUGHT = {
     "settle before the next": (UNANSWERED, "steps grow within a generation"),
     "behind the unanswered a branch": (BEHIND, "a generation is one life"),
     "going back ends a generation": (IN_PROCESS, "a generation is one life"),
+    "a number is asked for once": (BACK_BEHIND, "a generation record names what its manager went on from"),
     "record last": (NEVER_RESTORES, "the newest acknowledged checkpoint can be restored"),
     "record first": (PINNED, "what is held stays whole"),
     "manifest before data": (BACK, "a checkpoint with a manifest is whole"),

@@ -419,6 +419,30 @@ def test_who_is_fenced_by_a_late_commit_of_its_own_is_not_told_that_another_made
     assert discover(store).lineage == [CheckpointRef(1, 1), CheckpointRef(1, 2), CheckpointRef(2, 3)]
 
 
+@pytest.mark.parametrize("arrives", ["before the next save", "in the next save"])
+def test_a_late_generation_record_of_ours_does_not_say_where_a_later_branch_came_from(store: FakeStore, arrives: str):
+    """The record that comes late names the parent of then; since then the manager went back to another."""
+    first = manager(store)
+    for step in (1, 2):
+        save(store, first, step)
+    writer = manager(store)
+    late = unanswered(store, writer, 3, "generations/")
+    writer.saw_restore(discover(store), CheckpointRef(1, 1))
+
+    def before(verb: str, key: str) -> None:
+        if verb == "put" and key.startswith("generations/"):
+            store.objects |= late
+
+    if arrives == "in the next save":
+        store.before = before
+    else:
+        store.objects |= late
+    ref = save(store, writer, 2)
+    store.before = lambda verb, key: None
+    assert discover(store).lineage == [CheckpointRef(1, 1), ref]
+    assert discover(store).off_lineage == [CheckpointRef(1, 2)]
+
+
 def test_a_commit_the_store_clearly_refused_is_not_sent_again(store: FakeStore):
     writer = manager(store)
     save(store, writer, 1)
