@@ -16,7 +16,7 @@ import torch
 from .. import failpoints
 from ..clock import Clock
 from ..engine import Root
-from ..errors import ConfigError, InternalError
+from ..errors import ConfigError, IntegrityError, InternalError
 from ..policies import KeepPolicy
 from ..records import keys
 from ..records.catalog import RecordCache, discover
@@ -168,7 +168,11 @@ class SaveJob:
         )
         storage.put(keys.attempt_key(self.attempt, keys.MANIFEST), manifest)
         expected = {**root.sizes, keys.METADATA: len(root.metadata), keys.MANIFEST: len(manifest)}
-        check_folder(storage, self.attempt, expected)
+        try:
+            check_folder(storage, self.attempt, expected)
+        except IntegrityError:
+            self.owner.writer.refuse_if_replaced()
+            raise
         self.owner.writer.commit(
             self.attempt,
             manifest_size_bytes=len(manifest),

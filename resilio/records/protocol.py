@@ -23,6 +23,7 @@ from ..errors import (
     FencedError,
     FormatError,
     NotFoundError,
+    ResilioError,
     SaveError,
     StorageError,
     ThrottledError,
@@ -31,7 +32,7 @@ from ..errors import (
 from ..storage.base import Storage
 from ..types import CheckpointRef
 from . import keys, schema
-from .catalog import Catalog, discover, list_generations
+from .catalog import Catalog, discover, list_generations, read_generation
 from .owners import owner_of
 from .reading import read_bytes
 from .run import open_run
@@ -243,6 +244,23 @@ class RunWriter:
         self._pending = ref, data
         self._send_pending()
         return ref
+
+    def refuse_if_replaced(self) -> None:
+        """Pass if this manager still owns the run, or the store does not say. Asked when an attempt has failed.
+
+        Who owns the run collects the attempts of those before it, under their hands if they still write.
+
+        Raises:
+            FencedError: another manager owns the run.
+        """
+        own = self._generation or 0
+        try:
+            newest = max(list_generations(self.storage), default=0)
+            ours = newest != own or self._entered or read_generation(self.storage, own).nonce == self.nonce
+        except ResilioError:
+            return
+        if newest > own or not ours:
+            self._fence(newest, stored=False)
 
     def _see(self, catalog: Catalog) -> None:
         self._asked = True
