@@ -156,6 +156,13 @@ class Storage(ABC):
         """Remove what `incomplete` found; missing is no error."""
         raise NotImplementedError(f"{type(self).__name__} lists incomplete uploads but cannot abort them")
 
+    def free_bytes(self) -> int | None:
+        """How many more bytes can be stored now, None where the store does not tell. Never raises.
+
+        Asked before a save, so that one without room is refused before it has written half of it.
+        """
+        return None
+
     def close(self) -> None:  # noqa: B027  most storages have nothing to give back
         """Give back connections. Idempotent; the storage may be used again."""
 

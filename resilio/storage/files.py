@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .disk import Disk
 
-__all__ = ["final_name", "is_temp", "make_folders", "open_to_read", "same_file", "temp_name"]
+__all__ = ["final_name", "is_temp", "make_folders", "nearest", "open_to_read", "same_file", "temp_name"]
 
 _TEMP = re.compile(r"\.tmp-\d+-[0-9a-f]{16}-(?P<name>.+)")
 _NAME_LIMIT = 255  # bytes; what Linux filesystems allow a single name
@@ -41,6 +41,13 @@ def same_file(one: Path, other: Path) -> bool:
     with suppress(OSError):
         return os.path.samestat(one.lstat(), other.lstat())
     return False
+
+
+def nearest(folder: Path) -> Path:
+    """`folder`, or what there is above it as long as it is not made."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
 
 
 def make_folders(folder: Path, disk: Disk) -> None:

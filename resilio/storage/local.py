@@ -25,7 +25,7 @@ from ..errors import (
 )
 from .base import Buffer, Capabilities, Incomplete, ObjectInfo, Storage, Writer, byte_view, check_key, check_prefix
 from .disk import DISK, Disk
-from .files import final_name, is_temp, make_folders, open_to_read, same_file, temp_name
+from .files import final_name, is_temp, make_folders, nearest, open_to_read, same_file, temp_name
 
 __all__ = ["LocalStorage", "open_local"]
 
@@ -302,6 +302,14 @@ class LocalStorage(Storage):
                 f"{self.url}: {item.token!r} is no temporary file of this store", key=item.key, url=self.url
             )
         self._unlink([(item.key, path)])
+
+    def free_bytes(self) -> int | None:
+        """See `Storage.free_bytes`: of the filesystem, for this user. A quota is not seen."""
+        try:
+            found = os.statvfs(nearest(Path(self.root)))
+        except OSError:
+            return None
+        return found.f_bavail * found.f_frsize if found.f_blocks else None  # some do not count them
 
     # ---- borders
 

@@ -151,6 +151,10 @@ class RetryingStorage(Storage):
         """See `Storage.exists`."""
         return self._call("exists", key, lambda: self.inner.exists(key))
 
+    def free_bytes(self) -> int | None:
+        """See `Storage.free_bytes`."""
+        return self.inner.free_bytes()
+
     def close(self) -> None:
         """See `Storage.close`."""
         self.inner.close()
