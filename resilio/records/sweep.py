@@ -33,7 +33,8 @@ class SweepReport:
         records: commit records without an attempt that were removed.
         leases: leases that had run out long ago and were removed.
         failed: what could not be deleted or read, and why. The next sweep tries again.
-        unfinished: attempts that are garbage and still there: to be passed as `failed` to the next sweep.
+        unfinished: attempts still there that are garbage, unless their record is there as well: to be passed as
+            `failed` to the next sweep.
         refused: why nothing of the lineage was deleted although no policy kept anything; None if that is not so.
         fenced_by: a newer generation that appeared; the sweep stopped there.
     """
@@ -144,6 +145,8 @@ class _Sweep:
             self.report.kept[fate.ref] = holder
             return
         if not self._delete([keys.commit_key(fate.ref)]):
+            # It may be gone all the same, where making that durable was what failed. Then this is garbage from now on.
+            self.report.unfinished.append(fate.attempt)
             return
         self.report.deleted[fate.ref] = fate.why
         failpoints.hit("sweep.record_deleted")
