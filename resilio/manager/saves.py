@@ -169,6 +169,8 @@ class Saves:
         try:
             if isinstance(error, RanksLostError):
                 raise error  # who was missing would be waited for once more, and hears it as well when it comes
+            if isinstance(error, Exception) and self._ranks.coordinator and self._job is not None:
+                error = self._job.cause(error)
             self._ranks.agree(error, SaveError, what=f"saving step {handle.step}")
         except ResilioError:
             self.latest = None  # that step is not saved: it may be tried again

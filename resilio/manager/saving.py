@@ -16,7 +16,7 @@ import torch
 from .. import failpoints
 from ..clock import Clock
 from ..engine import Root
-from ..errors import ConfigError, IntegrityError, InternalError
+from ..errors import ConfigError, FencedError, IntegrityError, InternalError
 from ..policies import KeepPolicy
 from ..records import keys
 from ..records.catalog import RecordCache, discover
@@ -170,9 +170,8 @@ class SaveJob:
         expected = {**root.sizes, keys.METADATA: len(root.metadata), keys.MANIFEST: len(manifest)}
         try:
             check_folder(storage, self.attempt, expected)
-        except IntegrityError:
-            self.owner.writer.refuse_if_replaced()
-            raise
+        except IntegrityError as error:
+            raise self.cause(error) from None
         self.owner.writer.commit(
             self.attempt,
             manifest_size_bytes=len(manifest),
@@ -189,6 +188,17 @@ class SaveJob:
             *(sum(expected.values()), self.reason),
         )
         return self.ref
+
+    def cause(self, error: BaseException) -> BaseException:
+        """Why it failed: `error`, or that another manager owns the run now. That one collects what is being written
+        here, and then a store says that things are missing which were there. Rank 0.
+        """
+        if not isinstance(error, FencedError):
+            try:
+                self.owner.writer.refuse_if_replaced(self.attempt)
+            except FencedError as fenced:
+                return fenced
+        return error
 
     def failed(self) -> None:
         """The attempt failed on some rank: what it left may be collected by a later sweep. Rank 0."""

@@ -245,14 +245,17 @@ class RunWriter:
         self._send_pending()
         return ref
 
-    def refuse_if_replaced(self) -> None:
-        """Pass if this manager still owns the run, or the store does not say. Asked when an attempt has failed.
+    def refuse_if_replaced(self, attempt: str) -> None:
+        """Pass if this manager still owns the run, or the store does not say. Asked when `attempt` has failed.
 
-        Who owns the run collects the attempts of those before it, under their hands if they still write.
+        Who owns the run collects the attempts of those before it, under their hands if they still write. One whose
+        commit was sent has had its answer about that.
 
         Raises:
             FencedError: another manager owns the run.
         """
+        if attempt in self._sent:
+            return
         own = self._generation or 0
         try:
             newest = max(list_generations(self.storage), default=0)

@@ -11,6 +11,8 @@ import re
 import signal
 import socket
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from records.fake_store import manager, save
 
 import resilio
 from resilio import failpoints, keep_last
-from resilio.errors import FencedError, TransientError
+from resilio.errors import FencedError, NotFoundError, SaveError, TransientError
 from resilio.records.catalog import discover
 from resilio.records.protocol import RunWriter
 from resilio.storage import LocalStorage
@@ -272,6 +274,32 @@ def test_a_manager_stopped_in_a_save_and_replaced_harms_nothing_when_it_is_woken
     # What it left is collected by the next one that saves.
     assert go_on(url, keep=keep_last(1)) == last + 1
     assert len(folders(path)) == len(committed(path)) == 1
+
+
+class CollectedMeanwhile(LocalStorage):
+    """A store that has lost what is being written when it is to be published: another job's sweep was there."""
+
+    def __init__(self, path: Path, meanwhile: Callable[[], Any]) -> None:
+        super().__init__(path)
+        self.meanwhile = meanwhile
+
+    @contextmanager
+    def writer(self, key: str, *, size_hint: int | None = None) -> Iterator[Any]:
+        with super().writer(key, size_hint=size_hint) as writing:
+            yield writing
+            self.meanwhile()
+            raise NotFoundError(f"cannot publish {key!r}: no such object", key=key)
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_write_that_fails_because_the_attempt_was_collected_is_no_fault_of_the_store(tmp_path, replaced):
+    url = f"file://{tmp_path}"
+    go_on(url)
+    with run(CollectedMeanwhile(tmp_path, lambda: go_on(url) if replaced else None), {"x": 0}) as ckpt:
+        ckpt.restore()
+        with pytest.raises(SaveError, match="owns the run now" if replaced else "no such object") as caught:
+            ckpt.save(2)
+        assert isinstance(caught.value, FencedError) == replaced
 
 
 # --- lost answers ---------------------------------------------------------------------------------------------------

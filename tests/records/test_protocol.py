@@ -237,27 +237,28 @@ def test_who_is_fenced_by_a_record_that_cannot_be_read_is_told_at_least_its_numb
 
 def test_a_manager_whose_attempt_was_collected_is_told_by_whom_and_only_then(store: FakeStore):
     one = manager(store)
-    one.refuse_if_replaced()  # nothing is there
+    one.refuse_if_replaced("")  # nothing is there
     failpoints.arm("generation.created=raise")
     try:
         with pytest.raises(OSError, match="failpoint"):
             save(store, one, 1)
     finally:
         failpoints.disarm()
-    one.refuse_if_replaced()  # its own record, and it does not know yet that it is there
+    one.refuse_if_replaced("")  # its own record, and it does not know yet that it is there
     late = manager(FakeStore())
     late.storage = store
     late.begin_attempt(1)
     with pytest.raises(FencedError, match=r"generation 1 \(host "):  # it would have had the same number
-        late.refuse_if_replaced()
+        late.refuse_if_replaced("")
     save(store, one, 1)
-    one.refuse_if_replaced()
+    one.refuse_if_replaced("")
     store.put(keys.generation_key(2), schema.encode(OTHER))
     store.before = lambda verb, key: (_ for _ in ()).throw(TransientError("down"))
-    one.refuse_if_replaced()  # what failed is told then, not this
+    one.refuse_if_replaced("")  # what failed is told then, not this
     store.before = lambda verb, key: None
+    one.refuse_if_replaced(discover(store).read(CheckpointRef(1, 1)).attempt)  # committed: not "nothing was"
     with pytest.raises(FencedError, match=TOLD):
-        one.refuse_if_replaced()
+        one.refuse_if_replaced("")
 
 
 # --- steps and branches ---------------------------------------------------------------------------------------------
