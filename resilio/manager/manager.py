@@ -26,6 +26,7 @@ from .run_view import RunView
 from .saves import Saves
 from .saving import Committer
 from .signals import SignalFlags
+from .space import unwritable
 from .tolerance import Tolerance
 
 __all__ = ["CheckpointManager"]
@@ -126,6 +127,9 @@ class CheckpointManager(RunView):
         self._engine = Engine(self._storage, self._ranks, digest)
         if self._ranks.coordinator and not self._storage.capabilities.create_if_absent:
             _log.warning("store cannot create if absent: never run two managers on it url=%s", self._storage.url)
+        folder = self._storage.capabilities.local_path
+        if self._ranks.coordinator and folder and (why := unwritable(folder)):
+            _log.warning("restoring works, but saves will fail url=%s error=%s", self._storage.url, why)
         self._saves = Saves(
             self._state, self._ranks, self._engine, self._committer, self._ballot, tolerance, self._clock, mode
         )
