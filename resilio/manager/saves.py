@@ -14,6 +14,7 @@ from ..types import Mode
 from .ballot import Ballot
 from .handle import SaveHandle
 from .saving import Committer, SaveJob, numbers
+from .space import refuse_without_room, worst_case_bytes
 from .tolerance import Tolerance
 
 __all__ = ["Saves"]
@@ -130,20 +131,25 @@ class Saves:
         attempt = ""
         error: ResilioError | None = None
         kept: dict[str, float] = {}
+        needed_bytes = 0
+        free_bytes: int | None = None
         try:
             self.check_step(step)
             flat = self._state.capture(step, rank=self._ranks.rank, world=self._ranks.world)
             local = self._engine.plan(flat)
+            needed_bytes = worst_case_bytes(flat, local, self._ranks.rank)
             if self._ranks.coordinator:
                 kept = numbers(metrics or {})
                 attempt = self._committer.begin(step)
+                free_bytes = self._committer.storage.free_bytes()
         except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
             error = portable(caught, SaveError)
-        answers = self._ranks.gather((error, attempt, step), "planning a save")
+        answers = self._ranks.gather((error, attempt, step, needed_bytes, free_bytes), "planning a save")
         raise_first([answer[0] for answer in answers], "planning a save")
         attempt, steps = answers[0][1], [answer[2] for answer in answers]
         if len(set(steps)) > 1:
             raise RanksDisagreeError(f"ranks save different steps: {steps} by rank. Nothing was written.", steps=steps)
+        refuse_without_room(self._committer.storage.url, step, sum(answer[3] for answer in answers), answers[0][4])
         job = self._committer.job(attempt, step, self._ranks.world, kept, reason)
         self.began_s = self._clock.monotonic_s()
         after = job.sweep if self._ranks.coordinator else None
@@ -172,10 +178,11 @@ class Saves:
             if isinstance(error, Exception) and self._ranks.coordinator and self._job is not None:
                 error = self._job.cause(error)
             self._ranks.agree(error, SaveError, what=f"saving step {handle.step}")
-        except ResilioError:
+        except ResilioError as failure:
             self.latest = None  # that step is not saved: it may be tried again
             if self._ranks.coordinator and self._job is not None:
-                self._job.failed()
+                # A rank that is late may still write: what it leaves goes when the next save begins.
+                self._job.failed(over=not isinstance(failure, RanksLostError))
             raise
         self._tolerance.succeeded()
         self.stored_step = handle.step

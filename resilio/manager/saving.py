@@ -6,6 +6,7 @@ import logging
 import platform
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -16,14 +17,25 @@ import torch
 from .. import failpoints
 from ..clock import Clock
 from ..engine import Root
-from ..errors import ConfigError, FencedError, IntegrityError, InternalError
+from ..errors import (
+    AccessDeniedError,
+    ConfigError,
+    FencedError,
+    FormatError,
+    IntegrityError,
+    InternalError,
+    NewerFormatError,
+    ResilioError,
+    SaveError,
+)
 from ..policies import KeepPolicy
 from ..records import keys
-from ..records.catalog import RecordCache, discover
+from ..records.catalog import Catalog, RecordCache, discover
 from ..records.digests import digest_of
+from ..records.discard import discard
 from ..records.fates import Explanation, explain
 from ..records.protocol import RunWriter
-from ..records.run import check_folder
+from ..records.run import check_folder, open_run, read_run
 from ..records.schema import FORMAT, Manifest, ObjectRecord, encode
 from ..records.sweep import sweep
 from ..storage.base import Storage
@@ -72,6 +84,8 @@ class Committer:
         self.records: RecordCache = {}
         self._picker: Picker | None = None  # what was restored from
         self.unfinished: frozenset[str] = frozenset()  # attempts whose deletion was begun and failed
+        self._discarded: set[str] = set()  # failed attempts of which nothing is left
+        self._run_id: str | None = None  # of the run that was seen here
 
     def keep_reasons(self, infos: list[CheckpointInfo]) -> dict[CheckpointRef, str]:
         """What the keep policy says of the checkpoints of the lineage, now."""
@@ -98,6 +112,7 @@ class Committer:
                 *(len(catalog.commits), catalog.newest or catalog.commits[-1], self.storage.url),
             )
         self.writer.fresh(catalog)
+        self._meet_run(catalog)
 
     def restored(self, picker: Picker, chosen: CheckpointRef | None) -> None:
         """The job goes on from `chosen`. It is held until the first save of this manager: another manager's sweep must
@@ -107,6 +122,7 @@ class Committer:
         self.let_go()
         self._picker = picker
         self.writer.saw_restore(picker.catalog, chosen)
+        self._meet_run(picker.catalog)
 
     def let_go(self) -> None:
         """Hold what was restored from no more."""
@@ -114,10 +130,64 @@ class Committer:
             self._picker.let_go()
 
     def begin(self, step: int) -> str:
-        """Name the attempt to save `step`."""
+        """Name the attempt to save `step`. What failed attempts have left makes room for it. No rank writes now."""
+        self.check_run()
+        self.discard_failed()
         if self._picker is not None and self._picker.hold is not None and self._picker.hold.due:
             self._picker.hold.renew()
         return self.writer.begin_attempt(step)
+
+    def discard_failed(self) -> None:
+        """Delete what failed attempts of this manager have left. What cannot be deleted is tried again, and logged."""
+        for attempt in sorted(self.writer.failed - self._discarded):
+            try:
+                discard(self.storage, attempt)
+            except (ResilioError, OSError) as error:
+                _log.warning("failed attempt not deleted yet attempt=%s error=%s", attempt, error)
+                return
+            self._discarded.add(attempt)
+
+    def check_run(self, *, make: bool = False) -> None:
+        """Pass if the run is there that was there before: it may be deleted, moved or unmounted under a job.
+
+        Args:
+            make: whether to make the run's record if none was ever seen.
+
+        Raises:
+            SaveError: it is gone.
+            FencedError: another run lies in its place.
+        """
+        make = make and self._run_id is None
+        try:
+            found = open_run(self.storage) if make else read_run(self.storage)
+        except NewerFormatError:
+            raise
+        except (FormatError, AccessDeniedError):
+            return  # which run it is cannot be told; the first save of a generation says so
+        url = self.storage.url
+        if self._run_id is None:
+            self._run_id = found.run_id if found else None
+        elif found is None:
+            raise SaveError(
+                f"{url}: the run is gone: its {keys.RUN} was there, and is no more. The folder was deleted or moved, "
+                "or its filesystem is no longer mounted. Bring it back, and the next save goes on; or call restore() "
+                "to begin a new run here. Nothing was committed.",
+                url=url,
+            )
+        elif found.run_id != self._run_id:
+            raise FencedError(
+                f"{url}: another run lies here now: {self._run_id} was deleted or moved, and {found.run_id} begun in "
+                "its place. Stop this job if the other one is meant to run. Nothing was committed.",
+                url=url,
+                stored=False,
+            )
+
+    def _meet_run(self, catalog: Catalog) -> None:
+        """Take the run that `catalog` lists for ours from now on."""
+        self._run_id = None
+        if catalog.commits:
+            with suppress(ResilioError):  # a restore does not need it
+                self.check_run()
 
     def job(self, attempt: str, step: int, world: int, metrics: dict[str, float], reason: str) -> SaveJob:
         """One attempt. What it will record is frozen here: the training loop is at another step when it commits."""
@@ -168,6 +238,7 @@ class SaveJob:
         )
         storage.put(keys.attempt_key(self.attempt, keys.MANIFEST), manifest)
         expected = {**root.sizes, keys.METADATA: len(root.metadata), keys.MANIFEST: len(manifest)}
+        self.owner.check_run(make=True)
         try:
             check_folder(storage, self.attempt, expected)
         except IntegrityError as error:
@@ -200,9 +271,11 @@ class SaveJob:
                 return fenced
         return error
 
-    def failed(self) -> None:
-        """The attempt failed on some rank: what it left may be collected by a later sweep. Rank 0."""
+    def failed(self, *, over: bool) -> None:
+        """The attempt failed on some rank: what it left goes, at once if it is `over` on all ranks. Rank 0."""
         self.owner.writer.abandon(self.attempt)
+        if over:
+            self.owner.discard_failed()
 
     def sweep(self) -> None:
         """Delete what has no reason to live any more. Rank 0; in the saving thread; a failure never fails training."""
