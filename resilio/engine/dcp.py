@@ -159,6 +159,7 @@ def load(state: dict[str, torch.Tensor], reader: StorageReader, planner: LoadPla
 
     Ranks: all; collective on the data group.
     """
+    met = ranks.exchange.met if ranks.exchange is not None else 0
     try:
         dcp_load(
             {ALL: state},
@@ -169,10 +170,17 @@ def load(state: dict[str, torch.Tensor], reader: StorageReader, planner: LoadPla
     except CheckpointException as error:
         _let_through(error, ranks)
         raise told(error, RestoreError) from error
-    except RuntimeError as error:  # what goes wrong in a step of DCP's comes as the other
+    except Exception as error:  # one of DCP's collectives failed: what goes wrong in a step comes as the other
+        _let_through(error, ranks)
         if ranks.groups is None or ranks.exchange is None:
             raise
         raise (ranks.exchange.lost or ranks.collective_failed(READING, f"{READING} {ranks.votes}", error)) from error
+    except (KeyboardInterrupt, SystemExit):  # in one of DCP's collectives, where nobody makes a failure of it
+        if ranks.groups is not None and ranks.exchange is not None:
+            ranks.groups.cut()
+            if ranks.exchange.met == met:  # the others will wait where they have read
+                ranks.exchange.miss(READING)
+        raise
 
 
 def _where(ranks: Ranks) -> dict[str, Any]:
@@ -182,10 +190,13 @@ def _where(ranks: Ranks) -> dict[str, Any]:
 
 def _let_through(error: BaseException, ranks: Ranks) -> None:
     """Raise the Ctrl-C or `sys.exit` that came to this rank inside DCP: DCP makes an ordinary failure of it."""
+    interrupt, ranks.interrupt = ranks.interrupt, None
     if isinstance(error, CheckpointException) and ranks.rank in error.failures:
         own = error.failures[ranks.rank][0]
         if not isinstance(own, Exception):
-            raise own from error
+            interrupt = own
+    if interrupt is not None:
+        raise interrupt from error
 
 
 def told(error: BaseException, kind: type[ResilioError]) -> ResilioError:

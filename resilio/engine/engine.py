@@ -91,6 +91,10 @@ class Engine:
         outcome: Future[_T] = Future()
         # Whoever gives up awaiting it must not cancel it: this rank would go on alone.
         outcome.set_running_or_notify_cancel()
+        # A Ctrl-C belongs to the loop's thread; what else is no `Exception` would leave whoever waits without an end.
+        stray: tuple[type[BaseException], ...] = (
+            (BaseException,) if background else (Exception, dcp.CheckpointException)
+        )
 
         def make_it_one() -> _T:
             assert writer.root is not None
@@ -103,13 +107,13 @@ class Engine:
                 committed = saving.from_coordinator(
                     make_it_one, SaveError, what=f"committing {attempt}", name=f"{attempt}/committing"
                 )
-            except Exception as failure:  # noqa: BLE001  handed to whoever waits
+            except stray as failure:  # handed to whoever waits
                 outcome.set_exception(portable(failure, SaveError))
                 return
             try:
                 if after is not None:
                     after()
-            except Exception:  # noqa: BLE001  logged
+            except stray:
                 # The checkpoint is committed whatever comes after; and a future that is never done would hang all
                 # ranks.
                 _log.exception("after a save: attempt=%s", attempt)

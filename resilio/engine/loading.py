@@ -102,7 +102,7 @@ class ParallelReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill every item, several reads at a time, and wait for the other ranks: DCP's collective comes next."""
         workers = max(1, self._storage.capabilities.concurrency)
-        failure: Exception | None = None
+        failure: BaseException | None = None
         try:
             with ThreadPoolExecutor(workers, thread_name_prefix="resilio-read") as pool:
                 try:
@@ -111,7 +111,7 @@ class ParallelReader(StorageReader):
                 except BaseException:
                     pool.shutdown(wait=True, cancel_futures=True)
                     raise
-        except Exception as error:  # noqa: BLE001  told to all ranks, which raise it together
+        except BaseException as error:  # noqa: BLE001  told to all ranks, which raise it together; a Ctrl-C as well
             failure = error
         self._ranks.arrive(failure, RestoreError, what=dcp.READING)
         future: Future[None] = Future()

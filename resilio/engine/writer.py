@@ -106,10 +106,10 @@ class AttemptWriter(StorageWriter):
         So DCP's collective, which comes next, is never open while somebody writes, however long that takes.
         """
         results: list[WriteResult] = []
-        failure: Exception | None = None
+        failure: BaseException | None = None
         try:
             results = self._write(plan, planner)
-        except Exception as error:  # noqa: BLE001  told to all ranks, which raise it together
+        except BaseException as error:  # noqa: BLE001  told to all ranks, which raise it together; a Ctrl-C as well
             failure = error
         self._arrive(failure)
         future: Future[list[WriteResult]] = Future()
@@ -281,10 +281,12 @@ class _DataObject:
     def _save(self, tensor: torch.Tensor) -> None:
         try:
             torch.save(tensor, self)  # type: ignore[arg-type]  # write and flush are all it uses
-        except RuntimeError:
+        except RuntimeError as error:
             # On its way out torch.save closes its zip, finds it cut short, and says that instead of what happened.
             if self._failure is not None:
                 raise self._failure from None
+            if error.__context__ is not None and not isinstance(error.__context__, Exception):
+                raise error.__context__ from None  # a Ctrl-C
             raise
 
 

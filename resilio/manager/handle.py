@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 from collections.abc import Generator
 from concurrent.futures import Future
 
 from ..types import CheckpointRef
 
 __all__ = ["SaveHandle"]
+
+_log = logging.getLogger("resilio")
 
 
 class SaveHandle:
@@ -59,6 +62,14 @@ class SaveHandle:
             return self._future.exception(timeout_s)
         except concurrent.futures.TimeoutError:  # another class than TimeoutError before Python 3.11
             raise TimeoutError(f"the save of step {self.step} is not done after {timeout_s} s") from None
+
+    def log_failure(self) -> None:
+        """Log the failure, now or when it is known, for nobody is there any more who could raise it."""
+        self._future.add_done_callback(self._log)
+
+    def _log(self, future: Future[CheckpointRef]) -> None:
+        if (error := future.exception()) is not None:
+            _log.error("the save in flight failed step=%d error=%s", self.step, error)
 
     def __await__(self) -> Generator[object, None, CheckpointRef]:
         return (yield from asyncio.wrap_future(self._future).__await__())

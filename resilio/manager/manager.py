@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal
@@ -136,6 +137,7 @@ class CheckpointManager(RunView):
         self._stop = False
         self._mixture: LiveStateError | None = None
         self._closed = False
+        self._forgotten = weakref.finalize(self, _forgotten, self._saves, self._ranks, os.getpid())
 
     # ------------------------------------------------------------------------------------------------- the loop's side
 
@@ -315,9 +317,9 @@ class CheckpointManager(RunView):
             return
         why = f"{kind.__name__}: {error}"
         self._ranks.leave(why)
-        pending = self._saves.pending
-        if pending and (failure := pending.exception()) is not None:
-            _log.error("the save in flight failed step=%d error=%s", pending.step, failure)
+        if self._saves.pending:
+            self._saves.pending.exception()
+            self._saves.pending.log_failure()
         self._ranks.saving.leave(why)
         self._release()
 
@@ -334,8 +336,21 @@ class CheckpointManager(RunView):
 
     def _release(self) -> None:
         self._closed = True
+        self._forgotten.detach()
         self._ballot.close()
         self._committer.let_go()
         self._engine.close()
         self._ranks.close()
         self._storage.close()
+
+
+def _forgotten(saves: Saves, ranks: Ranks, pid: int) -> None:
+    """Say what nobody will hear from a manager any more that is gone, or whose process ends, before it was closed.
+
+    Python has waited for the saving thread when a process ends; a manager that is only gone leaves it running.
+    """
+    if os.getpid() != pid:  # a fork of the job: the job itself goes on
+        return
+    ranks.leave("it, or its manager, ended without a close")
+    if saves.pending:
+        saves.pending.log_failure()

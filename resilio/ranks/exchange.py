@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 _log = logging.getLogger("resilio")
 
-_GAVE_UP = "gave up"
+_GAVE_UP = "gave up"  # in place of what a rank was doing; its word is then the reason
 _LEFT = "left"
 _PAUSE_MIN_S = 0.0005
 _PAUSE_MAX_S = 1.0
@@ -92,6 +92,10 @@ class Exchange:
                 ranks=[0],
                 phase=what,
             )
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._break_off(name, what, f"was interrupted ({type(error).__name__})")
+            raise
         if isinstance(answer, RanksLostError):
             self.lost = answer
         if isinstance(answer, ResilioError):
@@ -121,6 +125,28 @@ class Exchange:
         except RuntimeError:
             return [0]
 
+    def miss(self, what: str) -> None:
+        """Let nobody wait for this rank in the next meeting: it was interrupted on the way there."""
+        self._met += 1
+        self._break_off(str(self._met), what, "was interrupted")
+
+    @property
+    def met(self) -> int:
+        """How many meetings this rank has come to, or missed."""
+        return self._met
+
+    def _break_off(self, name: str, what: str, why: str) -> None:
+        """Let nobody wait for this rank, which a Ctrl-C, or an exit from a signal handler, takes out of a meeting."""
+        try:
+            if self.rank == 0:
+                lost = RanksLostError(f"{what}: rank 0 {why}", ranks=[0], phase=what)
+                self._behind.append(name)
+                self._store.set(f"{name}/answer", _packed(lost))
+            else:
+                self._store.set(f"{name}/{self.rank}", _packed((_GAVE_UP, why)))
+        except RuntimeError as error:
+            _log.debug("breaking off: %s", error)
+
     def _answer(
         self, name: str, what: str, value: object, judge: Callable[[list[Any]], _T], timeout_s: float
     ) -> _T | ResilioError:
@@ -137,9 +163,10 @@ class Exchange:
         return answer  # type: ignore[no-any-return]
 
     def _judge(self, what: str, told: list[tuple[str, Any]], judge: Callable[[list[Any]], _T]) -> _T | ResilioError:
-        gone = [rank for rank, (theirs, _) in enumerate(told) if theirs == _GAVE_UP]
+        gone = {rank: why for rank, (theirs, why) in enumerate(told) if theirs == _GAVE_UP}
         if gone:
-            return RanksLostError(f"{what}: rank(s) {_names(gone)} gave up waiting for rank 0", ranks=gone, phase=what)
+            why = next(iter(gone.values()))
+            return RanksLostError(f"{what}: rank(s) {_names(list(gone))} {why}", ranks=list(gone), phase=what)
         other = [(rank, theirs) for rank, (theirs, _) in enumerate(told) if theirs != what]
         if other:
             rank, theirs = other[0]
@@ -159,7 +186,7 @@ class Exchange:
         if not self._poll(what, [answer], timeout_s) and not (
             self._store.check([f"{name}/0"]) and self._poll(what, [answer], timeout_s)
         ):
-            self._store.set(f"{name}/{self.rank}", _packed((_GAVE_UP, None)))
+            self._store.set(f"{name}/{self.rank}", _packed((_GAVE_UP, "gave up waiting for rank 0")))
             return _lost(what, [0], timeout_s)
         return pickle.loads(self._store.get(answer))  # noqa: S301  (our own bytes)
 

@@ -34,6 +34,8 @@ class Ranks(Agreement):
         groups: of gloo, for DCP and for votes; None in a world of one.
         timeout_s: as given.
         votes: number of votes begun.
+        interrupt: the Ctrl-C or exit that came to this rank before a collective of somebody else's, who makes an
+            ordinary failure of it. To be raised, and set to None, when that has ended.
 
     Raises:
         RanksLostError: some rank of the default process group did not make this call.
@@ -49,6 +51,7 @@ class Ranks(Agreement):
         self.groups: Groups | None = None
         self.timeout_s = timeout_s
         self.votes = 0  # begun
+        self.interrupt: BaseException | None = None
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             return
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
@@ -98,10 +101,14 @@ class Ranks(Agreement):
             name: of the meeting.
             via: the agreement of the thread; None: the main thread's.
         """
+        if error is not None and not isinstance(error, Exception):
+            self.interrupt = error
         try:
             (via or self).agree(error, kind, what=what, name=name)
-        except RanksLostError:
-            if self.groups is not None:
+        except BaseException as ended:
+            if not isinstance(ended, Exception):
+                self.interrupt = ended
+            if self.groups is not None and (self.interrupt is ended or isinstance(ended, RanksLostError)):
                 self.groups.cut()
             raise
 
