@@ -33,7 +33,7 @@ from ..storage.base import Storage
 from ..types import CheckpointRef
 from . import keys, schema
 from .catalog import Catalog, discover, list_generations, read_generation
-from .owners import owner_of
+from .owners import owner_of, replaced_by
 from .reading import read_bytes
 from .run import open_run
 from .values import encode_metrics
@@ -394,18 +394,7 @@ class RunWriter:
 
     def _fence(self, by: int, stored: bool | None, ref: CheckpointRef | None = None) -> NoReturn:
         who, facts = self._fenced = owner_of(self.storage, by)
-        fate = {
-            True: f"The checkpoint of {ref} was stored, not acknowledged; the other manager may delete it",
-            False: "Nothing was committed",
-            None: f"The checkpoint of {ref} is not acknowledged; whether it was stored is not known",
-        }[stored]
-        raise FencedError(
-            f"{self.storage.url}: {who} owns the run now; this manager is generation {self._generation}. {fate}. Stop "
-            "this job if the other one is meant to run; else stop the other one and call restore() here.",
-            own=self._generation,
-            stored=stored,
-            **facts,
-        )
+        raise replaced_by(who, facts, self.storage.url, self._generation, stored, ref)
 
     def _refuse_if_fenced(self) -> None:
         if self._fenced is not None:
