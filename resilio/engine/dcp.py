@@ -175,11 +175,11 @@ def load(state: dict[str, torch.Tensor], reader: StorageReader, planner: LoadPla
         if ranks.groups is None or ranks.exchange is None:
             raise
         raise (ranks.exchange.lost or ranks.collective_failed(READING, f"{READING} {ranks.votes}", error)) from error
-    except (KeyboardInterrupt, SystemExit):  # in one of DCP's collectives, where nobody makes a failure of it
+    except (KeyboardInterrupt, SystemExit) as error:  # in one of DCP's collectives, where nobody makes a failure of it
         if ranks.groups is not None and ranks.exchange is not None:
             ranks.groups.cut()
             if ranks.exchange.met == met:  # the others will wait where they have read
-                ranks.exchange.miss(READING)
+                ranks.exchange.miss(READING, error)
         raise
 
 

@@ -125,10 +125,10 @@ class Exchange:
         except RuntimeError:
             return [0]
 
-    def miss(self, what: str) -> None:
-        """Let nobody wait for this rank in the next meeting: it was interrupted on the way there."""
+    def miss(self, what: str, error: BaseException) -> None:
+        """Let nobody wait for this rank in the next meeting: `error` interrupted it on the way there."""
         self._met += 1
-        self._break_off(str(self._met), what, "was interrupted")
+        self._break_off(str(self._met), what, f"was interrupted ({type(error).__name__})")
 
     @property
     def met(self) -> int:

@@ -75,9 +75,7 @@ def test_a_step_that_two_branches_have_is_asked_for_by_its_ref(tmp_path):
         assert live == {"x": 22}
         assert ckpt.restore(abandoned).found.ref == abandoned
         assert live == {"x": 2}
-        with pytest.raises(
-            NoCheckpointError, match=r"no checkpoint step 2 \(generation 7\); of.* 1\), .* 2\)"
-        ):
+        with pytest.raises(NoCheckpointError, match=r"no checkpoint step 2 \(generation 7\); of.* 1\), .* 2\)"):
             ckpt.restore(CheckpointRef(7, 2))
 
 

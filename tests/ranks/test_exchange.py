@@ -145,7 +145,9 @@ def test_a_store_that_is_gone_is_an_error_of_ours() -> None:
 @pytest.mark.parametrize("hit", [0, 1])
 def test_whoever_misses_a_meeting_is_named_there_and_in_step_afterwards(hit: int) -> None:
     ranks = Ranks(2, 600)
-    told: list[Any] = ranks.call(lambda rank, one: one.miss("reading") if rank == hit else meet(rank, one))
+    told: list[Any] = ranks.call(
+        lambda rank, one: one.miss("reading", KeyboardInterrupt()) if rank == hit else meet(rank, one)
+    )
     assert told[hit] is None and isinstance(told[1 - hit], RanksLostError)
     assert told[1 - hit].ranks == [hit] and "was interrupted" in str(told[1 - hit])
     assert ranks.call(meet) == [[0, 10]] * 2
