@@ -200,7 +200,7 @@ def note_meeting(ask: Ask, exchange: Any) -> None:
     poll = exchange._poll if exchange else None
 
     def polled(what: str, *rest: Any) -> Any:
-        if what.startswith(ask.how["meets"]) and ask.file("held").exists():
+        if what.startswith(ask.how["meets"]) and ask.file("one").exists():
             ask.file("meets").touch()
         return poll(what, *rest)
 
@@ -300,6 +300,7 @@ def restoring(ask: Ask) -> None:
         ckpt.restore()
         ckpt.save(1)
         live.fill_(7.0)
+        ask.file("one").touch()
         note_meeting(ask, ckpt._ranks.exchange)
         read = type(ckpt._storage).read_into
 

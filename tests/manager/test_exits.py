@@ -6,6 +6,7 @@ Bug reports BR-26 and BR-27.
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,7 @@ def send(server: Server, ask: Ask, *signals: tuple[int, int, str]) -> Ended:
             wait_until(ask.file(file).exists)
             os.kill(pids[rank], number)
         if ask.how.get("let_go"):
+            wait_until(ask.file("held").exists)
             ask.file("held").unlink()
         return server.end(ask, pids)
     finally:
@@ -236,8 +238,7 @@ def test_a_ctrl_c_on_one_rank_inside_a_sync_save_stays_one_and_the_other_is_told
     ask = Ask("interrupted", str(tmp_path), 2, port, how=how, place=place, timeout_s=LATE_S)
     ended = send(server, ask, (signal.SIGINT, hit, "meets" if meets else "held"))
     assert (ended.statuses[hit], ended.statuses[1 - hit], committed(ask)) == (INT, 1, step)
-    assert f"rank {hit}" in ended.said[1 - hit] and "KeyboardInterrupt" in ended.said[1 - hit]
-    assert "LostError" in ended.said[1 - hit]
+    assert re.search(rf"RanksLostError.*rank(\(s\))? {hit}.*KeyboardInterrupt", ended.said[1 - hit])
 
 
 @pytest.mark.parametrize(("hit", "held"), [(0, 0), (1, 1), (0, 1), (1, 0)])
@@ -250,5 +251,4 @@ def test_a_ctrl_c_on_one_rank_inside_a_restore_leaves_all_as_they_were(
     ended = send(server, ask, (signal.SIGINT, hit, "meets" if hit != held else "held"))
     assert ended.statuses == [0, 0], ended
     assert ended.said[hit] == "INTERRUPTED\n"
-    assert ended.said[1 - hit].startswith("HEARD")
-    assert f"rank(s) {hit}" in ended.said[1 - hit].replace("rank ", "rank(s) ")
+    assert re.match(rf"HEARD .*rank(\(s\))? {hit}.*KeyboardInterrupt", ended.said[1 - hit])
