@@ -193,7 +193,7 @@ def _let_through(error: BaseException, ranks: Ranks) -> None:
     interrupt, ranks.interrupt = ranks.interrupt, None
     if isinstance(error, CheckpointException) and ranks.rank in error.failures:
         own = error.failures[ranks.rank][0]
-        if not isinstance(own, Exception):
+        if not isinstance(own, (Exception, CheckpointException)):
             interrupt = own
     if interrupt is not None:
         raise interrupt from error

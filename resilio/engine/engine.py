@@ -79,7 +79,14 @@ class Engine:
         if saving.exchange is not None:
             saving.exchange.lost = None
 
+        # A Ctrl-C belongs to the loop's thread; what else is no `Exception` would leave whoever waits without an end.
+        stray: tuple[type[BaseException], ...] = (
+            (BaseException,) if background else (Exception, dcp.CheckpointException)
+        )
+
         def arrive(failure: BaseException | None, phase: str) -> None:
+            if isinstance(failure, stray):
+                failure = portable(failure, SaveError)
             # Named by the attempt: after one that broke off here and went on there, all meet again in the next.
             ranks.arrive(failure, SaveError, what=f"{phase} {attempt}", name=f"{attempt}/{phase}", via=saving)
 
@@ -91,14 +98,13 @@ class Engine:
         outcome: Future[_T] = Future()
         # Whoever gives up awaiting it must not cancel it: this rank would go on alone.
         outcome.set_running_or_notify_cancel()
-        # A Ctrl-C belongs to the loop's thread; what else is no `Exception` would leave whoever waits without an end.
-        stray: tuple[type[BaseException], ...] = (
-            (BaseException,) if background else (Exception, dcp.CheckpointException)
-        )
 
         def make_it_one() -> _T:
             assert writer.root is not None
-            return commit(writer.root)
+            try:
+                return commit(writer.root)
+            except stray as error:
+                raise portable(error, SaveError) from error
 
         def settle(error: BaseException | None) -> None:
             try:

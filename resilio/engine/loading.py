@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ..errors import InternalError, RestoreError
-from ..ranks import Ranks
+from ..ranks import Ranks, portable
 from ..storage.base import Storage
 from . import dcp
 from .plan import local_tensor
@@ -111,6 +111,8 @@ class ParallelReader(StorageReader):
                 except BaseException:
                     pool.shutdown(wait=True, cancel_futures=True)
                     raise
+        except dcp.CheckpointException as error:  # of a storage's own
+            failure = portable(error, RestoreError)
         except BaseException as error:  # noqa: BLE001  told to all ranks, which raise it together; a Ctrl-C as well
             failure = error
         self._ranks.arrive(failure, RestoreError, what=dcp.READING)

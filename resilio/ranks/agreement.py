@@ -35,7 +35,11 @@ def portable(error: BaseException, kind: type[ResilioError] = ResilioError) -> R
             return type(error)(str(error))
         return error
     text = "".join(traceback.format_exception(error))
-    return kind(f"{type(error).__name__}: {error}", cause=type(error).__name__, trace=text)
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001  raised here, it would leave the other ranks waiting
+        said = "(it has no text)"
+    return kind(f"{type(error).__name__}: {said}", cause=type(error).__name__, trace=text)
 
 
 class Agreement:
@@ -92,6 +96,8 @@ class Agreement:
         """
         told = None if error is None else portable(error, kind)
         if self.exchange is None:
+            if told is error and told is not None:
+                raise told  # with the cause it has
             if told is not None:
                 raise told from error
             return

@@ -18,6 +18,7 @@ __all__ = ["Agree", "Own", "RestorePlan", "Step"]
 Step = Callable[[], None]
 Agree = Callable[[BaseException | None], None]
 _AS_IT_WAS = ", everything is as it was"
+_INTERRUPTS = (KeyboardInterrupt, SystemExit)
 
 
 @dataclass
@@ -71,8 +72,9 @@ class RestorePlan:
         Raises:
             MismatchError: see `check`; nothing was touched.
             RestoreError: a `load_state_dict` raised; everything is as it was.
-            LiveStateError: it raised and could not be undone, or a rank was lost when state was being put in place.
-            RanksLostError: a rank was lost before that; everything is as it was.
+            LiveStateError: it raised and could not be undone, or a rank was lost or a Ctrl-C came when state was being
+                put in place.
+            RanksLostError: a rank was lost before that; everything is as it was. So it is after a Ctrl-C.
 
         Ranks: all, if `agree` is collective.
         """
@@ -80,23 +82,27 @@ class RestorePlan:
         agree(_error_of(self.check))
         undo: list[tuple[str, Step]] = []
         failure = _error_of(lambda: self._load_own(undo))
+        interrupt = failure.__cause__ if failure is not None else None
         try:
             agree(failure)
-        except Exception as caught:
+        except BaseException as caught:
             told = caught  # `caught` is unbound when the block ends, and the lambda must not outlive it
             undone = _error_of(lambda: _undo(undo, told))
             restore_rng(self.generators)
-            if not isinstance(caught, RanksLostError):
+            if isinstance(caught, Exception) and not isinstance(caught, RanksLostError):
                 agree(undone)
             elif undone is not None:
                 raise undone from caught
+            if isinstance(interrupt, _INTERRUPTS):
+                raise interrupt from None
             raise
         outcomes: list[Outcome] = []
         try:
             agree(_error_of(lambda: outcomes.extend(self._put_stock())))
-        except RanksLostError as error:
+        except (RanksLostError, *_INTERRUPTS) as error:
+            why = str(error) if isinstance(error, RanksLostError) else text_of(error)
             raise LiveStateError(
-                f"{error}. This rank's state was put back, theirs may not have been: restore again, or start anew",
+                f"{why}. This rank's state was put back, theirs may not have been: restore again, or start anew",
                 component="",
             ) from error
         return outcomes
@@ -106,7 +112,7 @@ class RestorePlan:
             try:
                 undo.append((own.name, own.remember()))
                 own.load()
-            except Exception as error:
+            except BaseException as error:  # a Ctrl-C as well: what it cuts short must be undone
                 hint = f". {own.hint}" if own.hint else ""
                 raise RestoreError(
                     f"{own.name} could not be restored{_AS_IT_WAS}: {text_of(error)}{hint}", component=own.name
@@ -120,7 +126,7 @@ class RestorePlan:
                 put()
             name = "rng"
             return [*self.outcomes, *(put() for put in self.rng)]
-        except Exception as error:
+        except BaseException as error:
             raise LiveStateError(
                 f"restoring {name} failed midway: live state is a mixture of before and after. Start the process anew: "
                 f"{text_of(error)}",
@@ -141,11 +147,11 @@ def _error_of(step: Step) -> Exception | None:
     return None
 
 
-def _undo(steps: list[tuple[str, Step]], cause: Exception) -> None:
+def _undo(steps: list[tuple[str, Step]], cause: BaseException) -> None:
     for name, back in reversed(steps):
         try:
             back()
-        except Exception as error:  # noqa: BLE001 - anything a user's load may raise
+        except BaseException as error:  # noqa: BLE001 - anything a user's load may raise; a second Ctrl-C
             # The cause was worded, maybe on another rank, when the undo was still to come.
             raise LiveStateError(
                 f"a restore failed ({text_of(cause).replace(_AS_IT_WAS, '')}), and putting {name} back failed too "

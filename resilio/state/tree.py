@@ -78,7 +78,9 @@ def state_of(holder: Any, what: str) -> Any:
     """
     try:
         return holder.state_dict()
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # DCP's own is no Exception, and a part of the state may well use DCP
         raise CaptureError(f"{what}: state_dict() raised {text_of(error)}", key=what) from error
 
 

@@ -17,7 +17,11 @@ import torch
 from manager.exit_jobs import Ask, Ended, Server, wait_until
 
 import resilio
+from resilio import CheckpointManager
+from resilio.errors import LiveStateError, ResilioError
+from resilio.state.plan import RestorePlan
 from resilio.testing import worlds
+from resilio.testing.worlds import run_world
 
 INT, TERM = -signal.SIGINT, -signal.SIGTERM
 LATE_S = 600.0  # a deadline that must not be waited for
@@ -252,3 +256,76 @@ def test_a_ctrl_c_on_one_rank_inside_a_restore_leaves_all_as_they_were(
     assert ended.statuses == [0, 0], ended
     assert ended.said[hit] == "INTERRUPTED\n"
     assert re.match(rf"HEARD .*rank(\(s\))? {hit}.*KeyboardInterrupt", ended.said[1 - hit])
+
+
+class Part:
+    """State of a user's own, in the load of which a Ctrl-C comes when it is time."""
+
+    def __init__(self, value: int, due: bool) -> None:
+        self.value, self.due = value, due
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+        if self.due:
+            self.due = False
+            raise KeyboardInterrupt
+
+
+def interrupted_in_a_load(rank: int, world: int, url: str) -> list[Any]:
+    first, second, weight = Part(1, False), Part(1, False), torch.ones(2)
+    state = {"first": first, "second": second, "weight": weight}
+    said = []
+    with CheckpointManager(url, state, mode="sync", timeout_s=LATE_S) as ckpt:
+        ckpt.restore()
+        ckpt.save(1)
+        first.value = second.value = 2
+        weight.fill_(2)
+        second.due = rank == world - 1
+        try:
+            ckpt.restore()
+        except ResilioError as error:
+            said.append(f"{type(error).__name__} {error}")
+        except KeyboardInterrupt:
+            said.append("INTERRUPTED")
+        said.append([first.value, second.value, *weight.tolist()])
+        ckpt.save(2)  # as a job does that saves once more on a Ctrl-C
+        ckpt.restore(1)
+        return [*said, [first.value, second.value, *weight.tolist()]]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_ctrl_c_while_own_state_is_loaded_is_undone_on_all_ranks(tmp_path: Any, world: int) -> None:
+    *others, hit = run_world(interrupted_in_a_load, world, f"file://{tmp_path}", init=world > 1)
+    assert hit == ["INTERRUPTED", [2, 2, 2, 2], [1, 1, 1, 1]]
+    for said, *values in others:
+        assert said.startswith("RestoreError rank 1: second could not be restored") and "KeyboardInterrupt" in said
+        assert values == hit[1:]
+
+
+def test_a_ctrl_c_while_tensors_are_put_in_place_leaves_a_mixture_that_is_not_saved(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    live = {"a": torch.ones(2), "b": torch.ones(2)}
+    apply = RestorePlan.apply
+
+    def interrupted(self: RestorePlan, agree: Any = None) -> Any:
+        def ctrl_c() -> None:
+            raise KeyboardInterrupt
+
+        self.stock.insert(1, ("b", ctrl_c))
+        return apply(self, agree)
+
+    with CheckpointManager(f"file://{tmp_path}", {"live": live, "more": torch.ones(2)}, mode="sync") as ckpt:
+        ckpt.restore()
+        ckpt.save(1)
+        with monkeypatch.context() as patched:
+            patched.setattr(RestorePlan, "apply", interrupted)
+            with pytest.raises(LiveStateError, match=r"mixture.*KeyboardInterrupt"):
+                ckpt.restore()
+        with pytest.raises(LiveStateError, match="nothing is saved"):
+            ckpt.save(2)
+        ckpt.restore()
+        ckpt.save(2)
