@@ -223,6 +223,7 @@ def test_a_kill_of_one_rank_by_sigterm_is_told_by_the_other(tmp_path: Any, serve
     assert "rank(s) 1 did not come" in ended.said[0]
 
 
+@pytest.mark.full  # where the signal lands is a matter of timing, and a loaded machine shifts it
 @pytest.mark.parametrize(
     ("hit", "held", "place", "meets", "step"),
     [
@@ -245,6 +246,7 @@ def test_a_ctrl_c_on_one_rank_inside_a_sync_save_stays_one_and_the_other_is_told
     assert re.search(rf"RanksLostError.*rank(\(s\))? {hit}.*KeyboardInterrupt", ended.said[1 - hit])
 
 
+@pytest.mark.full  # where the signal lands is a matter of timing, and a loaded machine shifts it
 @pytest.mark.parametrize(("hit", "held"), [(0, 0), (1, 1), (0, 1), (1, 0)])
 def test_a_ctrl_c_on_one_rank_inside_a_restore_leaves_all_as_they_were(
     tmp_path: Any, server: Server, port: int, hit: int, held: int
