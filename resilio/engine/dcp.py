@@ -60,6 +60,8 @@ __all__ = [
     "write_items",
 ]
 
+READING = "reading the checkpoint"
+
 # DCP wraps and logs a call for every top-level key, three times a save; so it is shown one key that holds all of ours.
 ALL = "all"
 
@@ -116,9 +118,6 @@ def finish_metadata(metadata: Metadata, where: dict[MetadataIndex, Any], ties: d
     metadata.storage_meta = StorageMeta(checkpoint_id=attempt)
     metadata.version = CURRENT_DCP_VERSION
     return pickle.dumps(metadata)
-
-
-READING = "reading the checkpoint"
 
 
 def save(state: dict[str, Any], writer: StorageWriter, planner: SavePlanner, ranks: Ranks) -> BaseException | None:

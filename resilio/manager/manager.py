@@ -248,7 +248,7 @@ class CheckpointManager(RunView):
         """
         self._may_save()
         self._saves.check_step(step)
-        if self._ranks.groups is not None and self._ranks.groups.broken:
+        if self._ranks.broken:
             self._ranks.renew("a step after a rank was lost")  # a rank that does not know yet hears it from its vote
         agreed = self._ballot.read()
         if self._saves.pending and (agreed.failed or not agreed.running):

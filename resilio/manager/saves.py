@@ -125,7 +125,6 @@ class Saves:
             self._tolerance.failed(error, final=final)
 
     def _begin(self, step: int, metrics: Mapping[str, Any] | None, reason: str) -> SaveHandle:
-        self._ranks.renew("beginning a save")
         flat: Any = None
         local: Any = None
         attempt = ""
@@ -144,7 +143,9 @@ class Saves:
                 free_bytes = self._committer.storage.free_bytes()
         except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
             error = portable(caught, SaveError)
-        answers = self._ranks.gather((error, attempt, step, needed_bytes, free_bytes), "planning a save")
+        mine = error, attempt, step, needed_bytes, free_bytes, self._ranks.broken
+        answers = self._ranks.gather(mine, "beginning a save")
+        self._ranks.renew_if(any(answer[5] for answer in answers))
         raise_first([answer[0] for answer in answers], "planning a save")
         attempt, steps = answers[0][1], [answer[2] for answer in answers]
         if len(set(steps)) > 1:

@@ -7,8 +7,6 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
-import torch.distributed as dist
-
 from ..errors import ResilioError, SaveError, StorageError
 from .exchange import Exchange
 
@@ -47,12 +45,12 @@ class Agreement:
 
     Args:
         exchange: where they meet; None: this process is alone.
-        group: for what is too large to leave in a store.
+        pass_on: takes what is too large to leave in a store from rank 0 to all ranks; None: nothing ever is.
     """
 
-    def __init__(self, exchange: Exchange | None = None, group: Callable[[], dist.ProcessGroup] | None = None) -> None:
+    def __init__(self, exchange: Exchange | None = None, pass_on: Callable[[bytes], bytes] | None = None) -> None:
         self.exchange = exchange
-        self._group = group
+        self._pass_on = pass_on
 
     def leave(self, why: str) -> None:
         """Tell the others, without waiting for them, that this rank comes to no more meetings here."""
@@ -125,18 +123,16 @@ class Agreement:
             except Exception as error:
                 own.append(error)
                 raise portable(error, kind) from error
-            return large[0] if len(large[0]) <= _SMALL else None
+            return large[0] if self._pass_on is None or len(large[0]) <= _SMALL else None
 
-        large: list[bytes] = [b""]
+        large = [b""]
         try:
             data = self.exchange.meet(what, None, judge, name=name)
         except ResilioError as error:
             raise error from (own[0] if own else None)
         if data is None:
-            assert self._group is not None
-            group = self._group()
-            dist.broadcast_object_list(large, src=dist.get_global_rank(group, 0), group=group)
-            (data,) = large
+            assert self._pass_on is not None
+            data = self._pass_on(large[0])
         value: _T = pickle.loads(data)  # noqa: S301  (our own bytes)
         return value
 

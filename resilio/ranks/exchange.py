@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import pickle
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch.distributed.distributed_c10d import Store
 
 from ..errors import RanksDisagreeError, RanksLostError, ResilioError
+from .waiting import wait_until
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "names"]
 
 _T = TypeVar("_T")
 
@@ -24,9 +24,7 @@ _log = logging.getLogger("resilio")
 
 _GAVE_UP = "gave up"  # in place of what a rank was doing; its word is then the reason
 _LEFT = "left"
-_PAUSE_MIN_S = 0.0005
-_PAUSE_MAX_S = 1.0
-_PAUSE_SHARE = 0.05  # of the time waited so far: the answer is at most so much late, and a thousand ranks ask seldom
+_PATIENT_S = 0.1  # before it is asked whether somebody left
 
 
 class Exchange:
@@ -43,9 +41,9 @@ class Exchange:
         self.rank = rank
         self.world = world
         self.timeout_s = timeout_s
-        self.lost: RanksLostError | None = None  # of the last meeting that not all came to
+        self.lost: RanksLostError | None = None  # of the last meeting, if not all came to it
+        self.met = 0  # meetings this rank has come to, or missed
         self._store = store
-        self._met = 0
         self._behind: list[str] = []  # meetings whose words rank 0 may take away once all came to a later one
 
     def meet(
@@ -55,7 +53,6 @@ class Exchange:
         judge: Callable[[list[Any]], _T],
         *,
         name: str | None = None,
-        timeout_s: float | None = None,
     ) -> _T:
         """Leave `value`, wait for all ranks, and return what rank 0 made of all values.
 
@@ -64,7 +61,6 @@ class Exchange:
             value: this rank's word; must pickle.
             judge: rank 0 calls it with the values by rank. What it returns, or a `ResilioError` it raises, goes to all.
             name: of the meeting, if ranks may have missed the one before; else it is the next one of its kind.
-            timeout_s: instead of the usual.
 
         Raises:
             RanksLostError: some rank did not come in time, or the store is gone; `ranks` names the silent. A rank that
@@ -74,15 +70,15 @@ class Exchange:
         Ranks: all, unless a test says otherwise.
         Blocks: until all ranks are here, or the deadline has passed.
         """
-        self._met += 1
-        name = name or str(self._met)
-        timeout_s = timeout_s or self.timeout_s
+        self.met += 1
+        self.lost = None
+        name = name or str(self.met)
         try:
             self._store.set(f"{name}/{self.rank}", _packed((what, value)))
             if self.rank == 0:
-                answer = self._answer(name, what, value, judge, timeout_s)
+                answer = self._answer(name, what, value, judge)
             else:
-                answer = self._await(name, what, timeout_s)
+                answer = self._await(name, what)
         except RanksLostError as error:
             answer = error
         except RuntimeError as error:  # c10d's own are; ours are not
@@ -121,19 +117,14 @@ class Exchange:
                 self._poll("", keys, grace_s)
             except RanksLostError as error:
                 _log.debug("%s", error)
-            return [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+            return self._silent(keys)
         except RuntimeError:
             return [0]
 
     def miss(self, what: str, error: BaseException) -> None:
         """Let nobody wait for this rank in the next meeting: `error` interrupted it on the way there."""
-        self._met += 1
-        self._break_off(str(self._met), what, f"was interrupted ({type(error).__name__})")
-
-    @property
-    def met(self) -> int:
-        """How many meetings this rank has come to, or missed."""
-        return self._met
+        self.met += 1
+        self._break_off(str(self.met), what, f"was interrupted ({type(error).__name__})")
 
     def _break_off(self, name: str, what: str, why: str) -> None:
         """Let nobody wait for this rank, which a Ctrl-C, or an exit from a signal handler, takes out of a meeting."""
@@ -147,17 +138,15 @@ class Exchange:
         except RuntimeError as error:
             _log.debug("breaking off: %s", error)
 
-    def _answer(
-        self, name: str, what: str, value: object, judge: Callable[[list[Any]], _T], timeout_s: float
-    ) -> _T | ResilioError:
+    def _answer(self, name: str, what: str, value: object, judge: Callable[[list[Any]], _T]) -> _T | ResilioError:
         keys = [f"{name}/{rank}" for rank in range(self.world)]
         answer: Any
-        if self._poll(what, keys, timeout_s):
+        if self._poll(what, keys, self.timeout_s):
             told = [(what, value), *(pickle.loads(self._store.get(key)) for key in keys[1:])]  # noqa: S301  (our own)
             answer = self._judge(what, told, judge)
             self._forget()
         else:
-            answer = _lost(what, [rank for rank, key in enumerate(keys) if not self._store.check([key])], timeout_s)
+            answer = _lost(what, self._silent(keys), self.timeout_s)
         self._behind.append(name)
         self._store.set(f"{name}/answer", _packed(answer))
         return answer  # type: ignore[no-any-return]
@@ -166,7 +155,7 @@ class Exchange:
         gone = {rank: why for rank, (theirs, why) in enumerate(told) if theirs == _GAVE_UP}
         if gone:
             why = next(iter(gone.values()))
-            return RanksLostError(f"{what}: rank(s) {_names(list(gone))} {why}", ranks=list(gone), phase=what)
+            return RanksLostError(f"{what}: rank(s) {names(list(gone))} {why}", ranks=list(gone), phase=what)
         other = [(rank, theirs) for rank, (theirs, _) in enumerate(told) if theirs != what]
         if other:
             rank, theirs = other[0]
@@ -180,28 +169,30 @@ class Exchange:
         except ResilioError as error:
             return error
 
-    def _await(self, name: str, what: str, timeout_s: float) -> Any:
+    def _silent(self, keys: list[str]) -> list[int]:
+        return [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+
+    def _await(self, name: str, what: str) -> Any:
         answer = f"{name}/answer"
         # Rank 0 waits as long from when it came itself, so once it is here it gets that time as well.
-        if not self._poll(what, [answer], timeout_s) and not (
-            self._store.check([f"{name}/0"]) and self._poll(what, [answer], timeout_s)
+        if not self._poll(what, [answer], self.timeout_s) and not (
+            self._store.check([f"{name}/0"]) and self._poll(what, [answer], self.timeout_s)
         ):
             self._store.set(f"{name}/{self.rank}", _packed((_GAVE_UP, "gave up waiting for rank 0")))
-            return _lost(what, [0], timeout_s)
+            return _lost(what, [0], self.timeout_s)
         return pickle.loads(self._store.get(answer))  # noqa: S301  (our own bytes)
 
     def _poll(self, what: str, keys: list[str], timeout_s: float) -> bool:
         # `wait` would print two lines of C++ for each slice of it, and a Ctrl-C would have to wait for the slice.
-        began_s = time.monotonic()
-        while not self._store.check(keys):
-            waited_s = time.monotonic() - began_s
-            if waited_s >= timeout_s:
-                return False
-            if waited_s > _PAUSE_MAX_S / 10 and self._store.check([_LEFT]):
+        def here(waited_s: float) -> bool:
+            if self._store.check(keys):
+                return True
+            if waited_s > _PATIENT_S and self._store.check([_LEFT]):
                 rank, why = pickle.loads(self._store.get(_LEFT))  # noqa: S301  (our own bytes)
                 raise RanksLostError(f"{what}: rank {rank} left ({why})", ranks=[rank], phase=what)
-            time.sleep(min(max(_PAUSE_MIN_S, _PAUSE_SHARE * waited_s), _PAUSE_MAX_S, timeout_s - waited_s))
-        return True
+            return False
+
+        return wait_until(here, timeout_s, shortest_s=0.0005, longest_s=1.0)
 
     def _forget(self) -> None:
         # All came here, so all have read what was answered before.
@@ -217,13 +208,14 @@ def _packed(value: object) -> Any:
 
 def _lost(what: str, silent: list[int], timeout_s: float) -> RanksLostError:
     return RanksLostError(
-        f"{what}: rank(s) {_names(silent)} did not come within {timeout_s:g} s: dead, hung, or not making this call. "
+        f"{what}: rank(s) {names(silent)} did not come within {timeout_s:g} s: dead, hung, or not making this call. "
         "Look at their logs and stacks; raise timeout_s if they are only slow",
         ranks=silent,
         phase=what,
     )
 
 
-def _names(ranks: list[int]) -> str:
+def names(ranks: list[int]) -> str:
+    """Ranks for people: the first few, and how many more."""
     shown = ", ".join(map(str, ranks[:8]))
     return f"{shown} and {len(ranks) - 8} more" if len(ranks) > 8 else shown

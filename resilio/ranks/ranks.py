@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from itertools import count
 
 import torch.distributed as dist
 
 from ..errors import RanksLostError, ResilioError
 from .agreement import Agreement
-from .exchange import Exchange
+from .exchange import Exchange, names
 from .groups import Groups, own_store
 
 __all__ = ["DEFAULT_TIMEOUT_S", "Ranks"]
@@ -61,13 +60,18 @@ class Ranks(Agreement):
         ]
         exchanges[0].meet("making a CheckpointManager, or restoring", None, len)
         self.groups = Groups(timeout_s)
-        super().__init__(exchanges[0], self._control)
-        self.saving = Agreement(exchanges[1], self._data)
+        super().__init__(exchanges[0], self._spread)
+        self.saving = Agreement(exchanges[1])
 
     @property
     def coordinator(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0
+
+    @property
+    def broken(self) -> bool:
+        """Whether this rank knows that one was missing from a collective: the groups need `renew`."""
+        return self.groups is not None and self.groups.broken
 
     def renew(self, what: str) -> None:
         """Make the groups anew if some rank knows that one was missing from a collective.
@@ -80,7 +84,11 @@ class Ranks(Agreement):
 
         Ranks: all.
         """
-        if self.groups is not None and any(self.gather(self.groups.broken, what)):
+        self.renew_if(any(self.gather(self.broken, what)))
+
+    def renew_if(self, broken: bool) -> None:
+        """The same, where all ranks have told each other already whether one of them is `broken`."""
+        if broken and self.groups is not None:
             self.groups.renew()
 
     def arrive(
@@ -127,7 +135,7 @@ class Ranks(Agreement):
         assert exchange is not None and self.groups is not None
         self.groups.cut()
         absent = exchange.absent(name, min(_GRACE_S, self.timeout_s))
-        who = f"rank(s) {', '.join(map(str, absent))} did not answer" if absent else "no rank is missing"
+        who = f"rank(s) {names(absent)} did not answer" if absent else "no rank is missing"
         why = f"not done within {self.timeout_s:g} s" if error is None else f"{type(error).__name__}: {error}"
         return RanksLostError(f"{what}: {who} ({why})", ranks=absent, phase=what)
 
@@ -137,21 +145,13 @@ class Ranks(Agreement):
             self.groups.close()
         self.groups = None
 
-    def _control(self) -> dist.ProcessGroup:
-        assert self.groups is not None
-        return self.groups.control
-
-    def _data(self) -> dist.ProcessGroup:
-        assert self.groups is not None
-        return self.groups.data
-
-
-def wait_for(work: dist.Work, timeout_s: float) -> bool:
-    """Whether `work` was done in time. Polled: its own `wait` holds a Ctrl-C up, and ends the group if it gives up."""
-    began_s = time.monotonic()
-    while not work.is_completed():
-        waited_s = time.monotonic() - began_s
-        if waited_s >= timeout_s:
-            return False
-        time.sleep(min(max(2e-5, 0.05 * waited_s), 0.05))
-    return True
+    def _spread(self, data: bytes) -> bytes:
+        """Rank 0's `data`, on all ranks."""
+        assert self.groups is not None and self.exchange is not None
+        box = [data]
+        try:
+            dist.broadcast_object_list(box, group_src=0, group=self.groups.control)
+        except RuntimeError as error:
+            what = "passing on what rank 0 found"
+            raise self.collective_failed(what, f"{what} {self.exchange.met}", error) from error
+        return box[0]

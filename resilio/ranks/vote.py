@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from .ranks import Ranks, wait_for
+from .ranks import Ranks
+from .waiting import wait_until
 
 __all__ = ["Vote"]
 
@@ -55,7 +56,8 @@ class Vote:
         """
         work, self._work = self._work, None
         if work is not None:
-            if not wait_for(work, self._ranks.timeout_s):
+            # Its own `wait` holds a Ctrl-C up, and ends the group if it gives up.
+            if not wait_until(lambda _: work.is_completed(), self._ranks.timeout_s, shortest_s=2e-5, longest_s=0.05):
                 raise self._ranks.collective_failed(_WHAT, self._name, None)
             try:
                 work.wait()

@@ -130,6 +130,15 @@ def test_each_finds_out_who_is_absent() -> None:
     assert ranks.call(lambda rank, one: one.absent("vote 8", 30)) == [[]] * 3
 
 
+def test_who_was_lost_is_forgotten_when_all_have_met_again() -> None:
+    ranks = Ranks(2, 0.2)
+    ranks.call(meet, 0)
+    assert isinstance(ranks.exchanges[0].lost, RanksLostError)
+    ranks.call(meet, 1)
+    ranks.call(meet)
+    assert [one.lost for one in ranks.exchanges] == [None, None]
+
+
 def test_a_store_that_is_gone_is_an_error_of_ours() -> None:
     class Gone(HashStore):
         def set(self, *args: Any) -> None:
