@@ -29,6 +29,9 @@ Rename = Mapping[str, str] | Callable[[str], str]
 
 _log = logging.getLogger("resilio")
 
+_DAMAGED = "a damaged checkpoint"
+_UNFINISHED = "a save that never became a checkpoint"
+
 
 def restore_into(
     state: TrainingState,
@@ -82,12 +85,12 @@ def _restore(
     while True:
         # One rank looks and tells the others: two ranks that list a store may see two different newest checkpoints.
         picked, bad, never = ranks.from_coordinator(lambda: _choose(picker), RestoreError, what="choosing a checkpoint")
-        _warn(bad, ranks)
+        _warn(_DAMAGED, bad, ranks)
         passed += bad
         if picked is None:
             if passed:
                 raise nothing_left(storage.url, passed)
-            _tell(never, ranks)
+            _warn(_UNFINISHED, never, ranks)
             return RestoreReport(found=None, unfinished=tuple(never))
         info, source = picked
         plan = RestorePlan()
@@ -106,10 +109,10 @@ def _restore(
             if isinstance(source, ForeignCheckpoint) or not picker.may_pass_over(error):
                 raise
             bad = [passed_over(info.ref, error)]
-            _warn(bad, ranks)
+            _warn(_DAMAGED, bad, ranks)
             passed += bad
         del plan  # its scratch memory, before the next one's
-    _tell(never, ranks)
+    _warn(_UNFINISHED, never, ranks)
     outcomes = plan.apply(lambda failed: ranks.agree(failed, RestoreError, what="putting state back"))
     report = RestoreReport(
         found=info,
@@ -165,11 +168,6 @@ def _choose(picker: Picker) -> tuple[Picked | None, list[Damage], list[Damage]]:
     return picked, bad, picker.unfinished(picked[0].ref if picked else None)
 
 
-def _tell(never: list[Damage], ranks: Ranks) -> None:
-    for attempt in never if ranks.coordinator else ():
-        _log.warning("passed over a save that never became a checkpoint %s", attempt)
-
-
-def _warn(bad: list[Damage], ranks: Ranks) -> None:
-    for damage in bad if ranks.coordinator else ():
-        _log.warning("passed over a damaged checkpoint %s", damage)
+def _warn(what: str, passed: list[Damage], ranks: Ranks) -> None:
+    for damage in passed if ranks.coordinator else ():
+        _log.warning("passed over %s %s", what, damage)

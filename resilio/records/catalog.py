@@ -16,7 +16,7 @@ from .commits import find_commit, list_pins
 from .reading import read_record
 from .values import decode_metrics
 
-__all__ = ["Catalog", "RecordCache", "discover", "list_generations", "read_generation"]
+__all__ = ["Catalog", "RecordCache", "discover", "list_attempts", "list_generations", "read_generation"]
 
 # Commit records never change, so a manager may keep those it has read from one discovery to the next.
 RecordCache = dict[CheckpointRef, schema.CommitRecord]
@@ -214,6 +214,16 @@ def discover(storage: Storage, cache: RecordCache | None = None) -> Catalog:
 def list_generations(storage: Storage) -> list[int]:
     """Numbers of all generations, ascending: one request, the look that tells whether a manager is fenced."""
     return sorted(n for info in storage.list(keys.GENERATIONS) if (n := keys.parse_generation(info.key)))
+
+
+def list_attempts(storage: Storage) -> dict[str, list[str]]:
+    """Name of each attempt's folder -> keys of what is in it, whatever became of it."""
+    folders: dict[str, list[str]] = {}
+    for info in storage.list(keys.STEP_PREFIX):
+        found = keys.split_attempt_key(info.key)
+        if found:
+            folders.setdefault(found[0], []).append(info.key)
+    return folders
 
 
 def _line(commits: list[CheckpointRef], record: schema.GenerationRecord) -> list[CheckpointRef]:

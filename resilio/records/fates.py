@@ -15,7 +15,7 @@ from ..storage.base import Incomplete, Storage
 from ..types import CheckpointInfo, CheckpointRef
 from . import keys
 from .abandoned import Abandonment
-from .catalog import Catalog, RecordCache, discover
+from .catalog import Catalog, RecordCache, discover, list_attempts
 from .commits import find_commit
 from .holds import Holds, pins
 
@@ -186,7 +186,8 @@ def look(
     """List all, decide all. Arguments and errors are those of `explain`."""
     # This order: an attempt listed now whose commit is not listed afterwards had none, and a hold written since the
     # commit was seen is seen.
-    folders, dangling, begun_records = _list_attempts(storage)
+    folders = list_attempts(storage)
+    dangling, begun_records = _list_incomplete(storage)
     catalog = discover(storage, cache)
     looked = Looked(catalog, folders=folders, dangling=dangling)
     if catalog.record is None:
@@ -208,15 +209,10 @@ def look(
     return looked
 
 
-def _list_attempts(storage: Storage) -> tuple[dict[str, list[str]], dict[str, list[Incomplete]], list[Incomplete]]:
-    """Attempts and their keys, what was begun in each and never published, and the same of records."""
+def _list_incomplete(storage: Storage) -> tuple[dict[str, list[Incomplete]], list[Incomplete]]:
+    """What was begun in each attempt and never published, and the same of records."""
     records: list[Incomplete] = []
-    folders: dict[str, list[str]] = {}
     dangling: dict[str, list[Incomplete]] = {}
-    for info in storage.list(keys.STEP_PREFIX):
-        found = keys.split_attempt_key(info.key)
-        if found:
-            folders.setdefault(found[0], []).append(info.key)
     for item in storage.incomplete(""):
         found = keys.split_attempt_key(item.key)
         if found:
@@ -225,7 +221,7 @@ def _list_attempts(storage: Storage) -> tuple[dict[str, list[str]], dict[str, li
             parse(item.key) for parse in (keys.parse_commit, keys.parse_generation, keys.parse_hold)
         ):
             records.append(item)
-    return folders, dangling, records
+    return dangling, records
 
 
 @dataclass

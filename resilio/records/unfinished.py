@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..types import CheckpointRef, Damage
 from . import keys
-from .catalog import Catalog
+from .catalog import Catalog, list_attempts
 
 __all__ = ["unfinished"]
 
@@ -22,19 +22,14 @@ def unfinished(catalog: Catalog, after: CheckpointRef | None) -> list[Damage]:
     Blocks: for one listing of all attempts.
     """
     committed = set(catalog.commits)
-    held: dict[str, set[str]] = {}
-    for info in catalog.storage.list(keys.STEP_PREFIX):
-        found = keys.split_attempt_key(info.key)
-        if found:
-            held.setdefault(found[0], set()).add(found[1])
     findings = []
-    for attempt, names in held.items():
+    for attempt, held in list_attempts(catalog.storage).items():
         ref = keys.parse_attempt(attempt)
         if ref is not None and ref not in committed and (after is None or ref > after):
             # A manifest is written when all ranks have ended, and last: with one, only the record is wanting.
             what = (
                 "has no commit record: the save died just before it, or the record was deleted"
-                if keys.MANIFEST in names
+                if keys.attempt_key(attempt, keys.MANIFEST) in held
                 else "has no commit record: the save did not end, or has yet to"
             )
             findings.append(Damage(attempt, what, {"ref": ref}))

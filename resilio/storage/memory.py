@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..errors import AlreadyExistsError, ConfigError, IntegrityError, NotFoundError
 from .base import Buffer, Capabilities, ObjectInfo, Storage, Writer, byte_view, check_key, check_prefix
 
-__all__ = ["MemoryStorage", "open_memory"]
+__all__ = ["Growing", "MemoryStorage", "open_memory"]
 
 
 class _Stored(NamedTuple):
@@ -53,7 +53,7 @@ class MemoryStorage(Storage):
 
     @contextmanager
     def _writing(self, key: str) -> Iterator[Writer]:
-        out = _Growing()
+        out = Growing()
         yield out
         self.put(key, out.data, if_absent=True)
 
@@ -97,11 +97,14 @@ class MemoryStorage(Storage):
             self._objects.pop(key, None)
 
 
-class _Growing:
+class Growing:
+    """A writer that keeps in memory what it is given."""
+
     def __init__(self) -> None:
         self.data = bytearray()
 
     def write(self, data: Buffer) -> int:
+        """See `Writer.write`."""
         view = byte_view(data)
         self.data += view
         return len(view)

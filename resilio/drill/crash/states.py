@@ -13,6 +13,7 @@ from typing import TypeVar
 from ...clock import FakeClock
 from ...errors import AlreadyExistsError, IntegrityError, NotFoundError
 from ...storage.base import Buffer, Capabilities, Incomplete, ObjectInfo, Storage, Writer, byte_view
+from ...storage.memory import Growing
 from .log import Known
 
 __all__ = ["Found", "ModelStorage", "State", "subsets"]
@@ -77,7 +78,7 @@ class ModelStorage(Storage):
 
     @contextmanager
     def _writing(self, key: str) -> Iterator[Writer]:
-        out = _Growing()
+        out = Growing()
         yield out
         self.put(key, out.data, if_absent=True)
 
@@ -125,15 +126,6 @@ class ModelStorage(Storage):
     def abort(self, item: Incomplete) -> None:
         """See `Storage.abort`."""
         self._uploads.discard(item.key)
-
-
-class _Growing:
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def write(self, data: Buffer) -> int:
-        self.data += byte_view(data)
-        return byte_view(data).nbytes
 
 
 def subsets(items: Sequence[_T], limit: int, rng: Random, sampled: Callable[[], None]) -> Iterator[tuple[_T, ...]]:
