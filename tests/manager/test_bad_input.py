@@ -10,7 +10,6 @@ import pickle
 import re
 import resource
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -201,22 +200,6 @@ def test_a_folder_that_cannot_be_written_fails_the_save_and_says_where(root, why
 
 
 # --------------------------------------------------------------------------------------------------------- no more room
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem of 2 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
-    try:
-        done = subprocess.run(command, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("there is no `mount`")
-    if done.returncode:
-        pytest.skip(f"not allowed to mount: {done.stderr.decode().strip()}")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

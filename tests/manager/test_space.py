@@ -1,271 +1,33 @@
-"""Room, rights and the run's own folder: what is taken away in the middle of a save costs that save, nothing else."""
+"""Room for one more checkpoint: looked for, made, refused with numbers, and told of before it is needed."""
 
 from __future__ import annotations
 
 import errno
 import logging
 import os
-import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from manager.space_tools import Faulty, committed, litter, state, value_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import resilio
-from resilio import CheckpointManager, TrainingState, failpoints, keep_last, per_rank
+from resilio import CheckpointManager, TrainingState, failpoints, per_rank
 from resilio.engine.plan import LocalPlan
-from resilio.errors import AccessDeniedError, FencedError, OutOfSpaceError, RanksLostError, SaveError
+from resilio.errors import RanksLostError, SaveError
 from resilio.manager.space import unwritable, worst_case_bytes
 from resilio.records.discard import discard
-from resilio.storage.disk import Disk
 from resilio.storage.local import LocalStorage
 from resilio.storage.memory import MemoryStorage
 from resilio.testing.worlds import run_world
 
-
-@pytest.fixture(autouse=True)
-def _calm() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    failpoints.disarm()
-
-
-def state(live: torch.Tensor) -> TrainingState:
-    return TrainingState(live=live, rng=False)
-
-
-@pytest.fixture
-def in_memory(tmp_path: Path) -> Iterator[Path]:
-    """A folder where fsync costs nothing, if this machine has one: there are thousands of them here."""
-    shm = Path("/dev/shm")
-    if not os.access(shm, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=shm) as name:
-        yield Path(name)
-
-
-# ------------------------------------------------------------------------------------------------ every write may fail
-
-
-class Faulty(Disk):
-    """Fails the n-th operation that changes the filesystem, alone or with all that come after it.
-
-    Of a write that fails, half of the bytes are there. A full disk still lets names be taken away; one that is mounted
-    read-only does not.
-    """
-
-    def __init__(self) -> None:
-        self._writing = Path()
-        self.disarm()
-
-    def arm(self, nth: int, number: int, *, lasts: bool) -> None:
-        self._done, self._nth, self._number, self._lasts = 0, nth, number, lasts
-        self._place: Path | None = None
-
-    def disarm(self) -> Path | None:
-        """Fail no more; where the first failure was, if there was one."""
-        place = getattr(self, "_place", None)
-        self.arm(0, 0, lasts=False)
-        return place
-
-    def _hit(self, where: Path, *, takes_room: bool = True) -> None:
-        if not self._number or (not takes_room and self._number in (errno.ENOSPC, errno.EDQUOT)):
-            return
-        self._done += 1
-        if self._done == self._nth or (self._lasts and self._done > self._nth):
-            self._place = self._place or where
-            raise OSError(self._number, os.strerror(self._number), str(where))
-
-    def create(self, path: Path) -> int:
-        self._hit(path)
-        self._writing = path
-        return super().create(path)
-
-    def write(self, fd: int, data: memoryview) -> int:
-        try:
-            self._hit(self._writing)
-        except OSError:
-            os.write(fd, data[: len(data) // 2])
-            raise
-        return super().write(fd, data)
-
-    def sync(self, fd: int) -> None:
-        self._hit(self._writing)
-        super().sync(fd)
-
-    def link(self, path: Path, new: Path) -> None:
-        self._hit(new)
-        super().link(path, new)
-
-    def replace(self, path: Path, new: Path) -> None:
-        self._hit(new)
-        super().replace(path, new)
-
-    def unlink(self, path: Path) -> None:
-        self._hit(path, takes_room=False)
-        super().unlink(path)
-
-    def mkdir(self, folder: Path) -> None:
-        self._hit(folder)
-        super().mkdir(folder)
-
-    def rmdir(self, folder: Path) -> None:
-        self._hit(folder, takes_room=False)
-        super().rmdir(folder)
-
-    def sync_folder(self, folder: Path) -> None:
-        self._hit(folder)
-        super().sync_folder(folder)
-
-
-def value_of(root: Path, step: int) -> int:
-    """What a reader of its own restores of `step`, every digest looked at."""
-    live = torch.zeros(1)
-    assert resilio.restore(f"file://{root}", state(live), which=step).step == step
-    return int(live)
-
-
-def committed(root: Path) -> list[int]:
-    return sorted(int(path.name.split("-")[0]) for path in root.glob("commits/[0-9]*.json"))
-
-
-def litter(root: Path) -> set[str]:
-    """Attempts that are no checkpoints. An empty folder is nothing: no listing shows it."""
-    folders = {path.parent.name for path in root.glob("step-*/*")}
-    return {name for name in folders if int(name.split("-")[1]) not in committed(root)}
-
-
-KINDS: list[Any] = [
-    pytest.param(errno.ENOSPC, True, id="full"),
-    pytest.param(errno.EDQUOT, False, id="over quota for a moment"),
-    pytest.param(errno.EROFS, True, id="read-only"),
-]
-
-
-@pytest.mark.parametrize(("number", "lasts"), KINDS)
-def test_a_save_that_fails_at_any_of_its_writes_leaves_the_old_one_and_the_next_works(in_memory, number, lasts):
-    """Every operation of a save, and of the sweep after it, of one that is not the first."""
-    root, disk, live = in_memory / "run", Faulty(), torch.zeros(1)
-    kind = OutOfSpaceError if number in (errno.ENOSPC, errno.EDQUOT) else AccessDeniedError
-    failures = 0
-    refused: set[str] = set()  # attempts whose commit was sent: never called failed, and left to the next generation
-
-    def save(ckpt: CheckpointManager, step: int) -> None:
-        live.fill_(step)
-        ckpt.save(step)
-
-    with CheckpointManager(LocalStorage(root, disk), state(live), keep=keep_last(1), mode="sync") as ckpt:
-        ckpt.restore()
-        save(ckpt, 1)
-        old, nth = 1, 0
-        while True:
-            nth += 1
-            failed = False
-            disk.arm(nth, number, lasts=lasts)
-            try:
-                save(ckpt, old + 1)
-            except SaveError as error:
-                failed = True
-                assert error.cause == kind.__name__ and error.errno == number, error
-            place = disk.disarm()
-            assert failed or old + 1 in committed(root)
-            newest = committed(root)[-1]
-            assert value_of(root, newest) == newest >= old
-            if place is None:
-                break
-            if failed:
-                failures += 1
-                assert newest == old or value_of(root, old) == old
-            save(ckpt, newest + 1)
-            old = newest + 1
-            if failed and "commits" in (place.name, place.parent.name):
-                assert len(litter(root) - refused) <= 1
-                refused |= litter(root)
-            assert litter(root) == refused, (nth, place)
-        assert committed(root) == [old + 1]
-    with CheckpointManager(root, state(live), keep=keep_last(1), mode="sync") as ckpt:
-        ckpt.restore()
-        save(ckpt, old + 2)
-    assert not litter(root)
-    assert failures > 20
-    print(f"errno {number} lasts={lasts}: {nth - 1} operations, {failures} saves failed, {len(refused)} at the commit")
-
-
-def test_a_first_save_that_fails_at_any_of_its_writes_is_followed_by_one_that_works(in_memory):
-    """With the run's record, its generation, and the folders of all."""
-    live, nth, failures = torch.ones(1), 0, 0
-    while True:
-        nth += 1
-        root, disk = in_memory / str(nth) / "run", Faulty()
-        with CheckpointManager(LocalStorage(root, disk), state(live), mode="sync") as ckpt:
-            disk.arm(nth, errno.ENOSPC, lasts=True)
-            try:
-                ckpt.save(1)
-                failed = False
-            except SaveError:
-                failed = True
-            place = disk.disarm()
-            if place is None:
-                break
-            failures += failed
-            done = committed(root)
-            step = 2 if done else 1  # what failed after the record was there is a checkpoint, only not acknowledged
-            ckpt.save(step)
-            assert committed(root) == [*done, step]
-            assert value_of(root, step) == 1
-            if place.parent.name != "commits":
-                assert not litter(root), (nth, place)
-    assert failures > 40
-    print(f"first save: {nth - 1} operations, {failures} saves failed")
-
-
-def fails_on_one(rank: int, world: int, root: str) -> list[Any]:
-    """Rank 1's disk fails at each of its operations in turn; rank 0's is well."""
-    disk, live = Faulty(), torch.zeros(1)
-    told = []
-    with CheckpointManager(LocalStorage(root, disk), state(live), keep=keep_last(2), mode="async") as ckpt:
-        ckpt.restore()
-        ckpt.save(1).result()
-        step = 1
-        for nth in range(1, 100):
-            disk.arm(nth, errno.ENOSPC if rank else 0, lasts=True)
-            live.fill_(step + 1)
-            handle, error = None, None
-            try:
-                handle = ckpt.save(step + 1)
-                error = handle.exception()
-            except SaveError as caught:
-                error = caught
-            disk.disarm()
-            told.append(None if error is None else (type(error).__name__, error.rank, error.cause))
-            step += 1
-            if error is None:
-                break
-            with pytest.raises(SaveError):
-                ckpt.save(step)  # raised on all ranks together
-            ckpt.save(step).result()  # the same step, a new attempt
-    return [told, step]
-
-
-def test_a_disk_that_is_full_on_one_rank_fails_the_save_on_all_and_only_that_one(in_memory):
-    root = in_memory / "run"
-    first, second = run_world(fails_on_one, 2, str(root))
-    told, step = first
-    assert first == second
-    assert told == [("SaveError", 1, "OutOfSpaceError")] * (len(told) - 1) + [None]
-    assert len(told) > 15
-    assert committed(root) == [step - 1, step] and not litter(root)
-    assert value_of(root, step) == step
-    print(f"one rank of two: {len(told) - 1} operations")
+pytestmark = pytest.mark.usefixtures("calm")
 
 
 # ---------------------------------------------------------------------------------------------------- room for one more
@@ -505,22 +267,6 @@ def test_a_rank_that_was_late_leaves_nothing_behind_either(tmp_path):
 # ---------------------------------------------------------------------------------------------------- a real full disk
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem of 2 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
-    try:
-        done = subprocess.run(command, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("there is no `mount`")
-    if done.returncode:
-        pytest.skip(f"not allowed to mount: {done.stderr.decode().strip()}")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
 class Unaware(LocalStorage):
     """Does not tell what is free, as a quota or somebody else who writes meanwhile do not."""
 
@@ -565,124 +311,6 @@ def test_a_filesystem_mounted_read_only_meanwhile_costs_the_saves_until_it_is_wr
         ckpt.save(2)
     assert committed(root) == [1, 2]
     assert unwritable(str(root)) is None
-
-
-# ------------------------------------------------------------------------------------------------ the folder goes away
-
-
-def moved_away(root: Path) -> Callable[[], None]:
-    away = root.with_name("away")
-    root.rename(away)
-
-    def back() -> None:
-        shutil.rmtree(root, ignore_errors=True)
-        away.rename(root)
-
-    return back
-
-
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_run_that_vanished_stops_saves_and_one_that_came_back_takes_them_again(tmp_path, mode):
-    root, live = tmp_path / "run", torch.ones(1)
-    with CheckpointManager(root, state(live), mode=mode) as ckpt:
-        ckpt.save(1).result()
-        back = moved_away(root)
-        for _ in range(2):
-            with pytest.raises(
-                SaveError, match=r"the run is gone: its resilio.json was there.*begin a new run"
-            ) as caught:
-                ckpt.save(2)
-            assert not isinstance(caught.value, FencedError)
-            assert not root.exists()
-        back()
-        ckpt.save(2).result()
-    assert committed(root) == [1, 2]
-
-
-def test_a_run_that_vanished_before_the_first_save_after_a_restore_is_missed_as_well(tmp_path):
-    root, live = tmp_path / "run", torch.ones(1)
-    with CheckpointManager(root, state(live), mode="sync") as ckpt:
-        ckpt.save(1)
-    for fresh in (False, True):
-        with CheckpointManager(root, state(live), mode="sync", fresh=fresh) as ckpt:
-            ckpt.restore()
-            back = moved_away(root)
-            with pytest.raises(SaveError, match="the run is gone"):
-                ckpt.save(2)
-            assert not root.exists()
-            back()
-
-
-@pytest.mark.parametrize("when", ["save.data_written", "save.before_manifest"])
-@pytest.mark.parametrize("commits", [0, 1])
-def test_a_run_that_vanishes_in_the_middle_of_a_save_gets_no_commit(tmp_path, when, commits, monkeypatch):
-    root, live = tmp_path / "run", torch.ones(1)
-    with CheckpointManager(root, state(live), mode="sync") as ckpt:
-        if commits:
-            ckpt.save(1)
-        else:
-            failpoints.arm("save.before_commit=raise")  # the run and its generation are there, no checkpoint is
-            with pytest.raises(SaveError):
-                ckpt.save(1)
-            failpoints.disarm()
-        hit = failpoints.hit
-
-        def vanish(name: str, rank: int = 0) -> None:
-            if name == when:
-                shutil.rmtree(root)
-            hit(name, rank)
-
-        monkeypatch.setattr(failpoints, "hit", vanish)
-        with pytest.raises(SaveError):
-            ckpt.save(2)
-        monkeypatch.setattr(failpoints, "hit", hit)
-        with pytest.raises(SaveError, match="the run is gone"):
-            ckpt.save(2)
-        assert not [*root.rglob("*.json")]
-        assert ckpt.restore().found is None  # asked for: a new run
-        live.fill_(3)
-        ckpt.save(3)
-    assert committed(root) == [3] and value_of(root, 3) == 3
-    assert len([*(root / "generations").iterdir()]) == 1
-
-
-def test_another_run_in_its_place_is_left_alone(tmp_path):
-    root, live = tmp_path / "run", torch.ones(1)
-    with CheckpointManager(root, state(live), mode="sync", on_save_error="warn") as ckpt:
-        ckpt.save(1)
-        shutil.rmtree(root)
-        with CheckpointManager(root, state(live), mode="sync") as other:
-            other.save(7)
-        before = sorted(root.rglob("*"))
-        for _ in range(2):
-            with pytest.raises(FencedError, match="another run lies here now"):
-                ckpt.save(8)
-        assert sorted(root.rglob("*")) == before
-        ckpt.restore()
-        ckpt.save(8)
-    assert committed(root) == [7, 8]
-
-
-def sees_it_vanish(rank: int, world: int, root: str) -> list[str]:
-    told = []
-    with CheckpointManager(root, state(torch.ones(1)), mode="async", on_save_error="warn") as ckpt:
-        ckpt.save(1).result()
-        ckpt.save(2).result()
-        if rank == 0:
-            shutil.rmtree(root)
-        for step in (3, 4):
-            told.append(str(ckpt.save(step).exception()))
-        ckpt.restore()
-        ckpt.save(5)
-    return told
-
-
-def test_all_ranks_hear_of_it_and_a_warned_job_trains_on(tmp_path):
-    root = tmp_path / "run"
-    first, second = run_world(sees_it_vanish, 2, str(root))
-    assert first == second
-    assert all("the run is gone" in text for text in first)
-    assert committed(root) == [5]
 
 
 # -------------------------------------------------------------------------------------------- told before it is needed

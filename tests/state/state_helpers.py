@@ -95,3 +95,16 @@ def picture(*parts: Any) -> Any:
             seen.append([None if p.grad is None else bits(p.grad) for p in part.parameters()])
             seen.append([(name, bits(b)) for name, b in part.named_buffers()])
     return seen, raw(torch.get_rng_state())
+
+
+class Holder:
+    """Anything with a state, be it a mapping or not."""
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = state
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state

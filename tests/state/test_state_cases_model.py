@@ -10,25 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from state.state_helpers import bits, picture, raw, restore, save, store
+from state.state_helpers import Holder, bits, picture, raw, restore, save, store
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from resilio.errors import CaptureError, MismatchError
 from resilio.state.training_state import TrainingState
-
-
-class Holder:
-    """Anything with a state."""
-
-    def __init__(self, state: Any = None) -> None:
-        self.state = state
-
-    def state_dict(self) -> Any:
-        return self.state
-
-    def load_state_dict(self, state: Any) -> None:
-        self.state = state
 
 
 def compiled(module: nn.Module) -> nn.Module:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from state.state_helpers import restore, save, store
+from state.state_helpers import Holder, restore, save, store
 from torch import nn
 
 from resilio import TrainingState
@@ -172,14 +172,3 @@ def test_what_has_no_end_or_no_one_shape_is_refused_by_key(make, key, what):
     for held in (value, Holder(value)):
         with pytest.raises(CaptureError, match=rf"^{key}.*{what}"):
             TrainingState(mine=held).capture(0)
-
-
-class Holder:
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def state_dict(self) -> Any:
-        return self.value
-
-    def load_state_dict(self, state: Any) -> None:
-        self.value = state
