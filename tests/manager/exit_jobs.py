@@ -109,6 +109,13 @@ class Server:
         pids: list[int] = json.loads(self._lines.get(timeout=GIVE_UP_S))
         return pids
 
+    def kill(self, pids: list[int]) -> None:
+        """End a job that did not come to where it should."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._lines.get(timeout=GIVE_UP_S)
+
     def end(self, ask: Ask, pids: list[int]) -> Ended:
         """Wait for all ranks of the job."""
         try:

@@ -64,6 +64,10 @@ def send(server: Server, ask: Ask, *signals: tuple[int, int, str]) -> Ended:
         if ask.how.get("let_go"):
             wait_until(ask.file("held").exists)
             ask.file("held").unlink()
+    except BaseException:
+        server.kill(pids)  # or its end would be taken for that of the next job
+        raise
+    else:
         return server.end(ask, pids)
     finally:
         ask.file("held").unlink(missing_ok=True)
@@ -223,7 +227,6 @@ def test_a_kill_of_one_rank_by_sigterm_is_told_by_the_other(tmp_path: Any, serve
     assert "rank(s) 1 did not come" in ended.said[0]
 
 
-@pytest.mark.full  # where the signal lands is a matter of timing, and a loaded machine shifts it
 @pytest.mark.parametrize(
     ("hit", "held", "place", "meets", "step"),
     [
@@ -232,7 +235,8 @@ def test_a_kill_of_one_rank_by_sigterm_is_told_by_the_other(tmp_path: Any, serve
         pytest.param(0, 1, "save.data_open", "writing", 1, id="rank 0 waits for rank 1"),
         pytest.param(1, 0, "save.data_open", "writing", 1, id="rank 1 waits for rank 0"),
         pytest.param(0, 0, "save.before_commit", "", 1, id="rank 0 commits"),
-        pytest.param(1, 0, "save.before_commit", "committing", 2, id="rank 1 waits for the commit"),
+        # Held there, rank 0 has read that rank 1 is in the meeting: told before, it would not begin to commit.
+        pytest.param(1, 0, "save.before_commit", "", 2, id="rank 1 waits for the commit"),
     ],
 )
 def test_a_ctrl_c_on_one_rank_inside_a_sync_save_stays_one_and_the_other_is_told(
@@ -246,7 +250,6 @@ def test_a_ctrl_c_on_one_rank_inside_a_sync_save_stays_one_and_the_other_is_told
     assert re.search(rf"RanksLostError.*rank(\(s\))? {hit}.*KeyboardInterrupt", ended.said[1 - hit])
 
 
-@pytest.mark.full  # where the signal lands is a matter of timing, and a loaded machine shifts it
 @pytest.mark.parametrize(("hit", "held"), [(0, 0), (1, 1), (0, 1), (1, 0)])
 def test_a_ctrl_c_on_one_rank_inside_a_restore_leaves_all_as_they_were(
     tmp_path: Any, server: Server, port: int, hit: int, held: int
