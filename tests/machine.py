@@ -35,11 +35,15 @@ def processes(token: str) -> dict[int, str]:
 
 def children() -> set[int]:
     """The children of this process and of the server that worlds are forked from, dead ones that it keeps as well."""
-    found = set()
-    for parent in (os.getpid(), *servers()):
-        for thread in Path(f"/proc/{parent}/task").glob("*/children"):
-            found.update(map(int, thread.read_text().split()))
-    return found - servers()
+    while True:
+        found = set()
+        try:
+            for parent in (os.getpid(), *servers()):
+                for thread in Path(f"/proc/{parent}/task").glob("*/children"):
+                    found.update(map(int, thread.read_text().split()))
+        except OSError:  # a thread ended meanwhile, and its children are another's now
+            continue
+        return found - servers()
 
 
 def listening() -> set[str]:
