@@ -93,7 +93,7 @@ class Engine:
         writer = AttemptWriter(
             self._storage, attempt, local, ranks.rank, self._digest, lambda failure: arrive(failure, "writing")
         )
-        planner = Planner(local, ranks.rank, lambda failure: arrive(failure, "staging"))
+        planner = Planner(local, ranks.rank, ranks.world, lambda failure: arrive(failure, "staging"))
         state = {**flat.tensors, **flat.values}
         outcome: Future[_T] = Future()
         # Whoever gives up awaiting it must not cancel it: this rank would go on alone.

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.tensor import DTensor
 
 from .. import failpoints
-from ..errors import CaptureError, RanksDisagreeError
+from ..errors import CaptureError, RanksDisagreeError, SaveError
 from ..records.manifest import ITEMSIZE
 from ..records.values import canonical_bytes, encode_value
 from ..state.flat import FlatState, Ref, rank_prefix
@@ -143,12 +143,14 @@ class Planner(SavePlanner):
     Args:
         local: this rank's plan.
         rank: this process.
+        world: number of ranks.
         arrive: called with what went wrong here so far, or None: raises on all ranks if one is missing or has failed.
     """
 
-    def __init__(self, local: LocalPlan, rank: int, arrive: Callable[[BaseException | None], None]) -> None:
+    def __init__(self, local: LocalPlan, rank: int, world: int, arrive: Callable[[BaseException | None], None]) -> None:
         self._local = local
         self._rank = rank
+        self._world = world
         self._arrive = arrive
         self._state: dict[str, Any] = {}
 
@@ -173,7 +175,14 @@ class Planner(SavePlanner):
 
         Raises:
             RanksDisagreeError: ranks hold different structure, or different values under one key.
+            SaveError: DCP does not take all ranks for one job.
         """
+        if len(all_plans) != self._world:
+            # Without a default process group DCP saves on each rank as if it were alone, whatever group it is given.
+            raise SaveError(
+                f"DCP plans for {len(all_plans)} of {self._world} ranks: the job's process group is gone. Let a save "
+                "end (close the manager) before destroy_process_group(). Nothing was written."
+            )
         evidence: list[Evidence] = [plan.planner_data for plan in all_plans]
         _compare(evidence)
         taken: set[Any] = set()

@@ -219,6 +219,9 @@ class SaveJob:
         thread. Returns the checkpoint.
         """
         storage = self.owner.storage
+        wrote = sorted(part.rank for part in root.parts)
+        if wrote != list(range(self.world)):
+            raise InternalError(f"of {self.world} ranks only {wrote} said what they wrote; nothing was committed")
         storage.put(keys.attempt_key(self.attempt, keys.METADATA), root.metadata)
         failpoints.hit("save.before_manifest")
         metadata = ObjectRecord(

@@ -18,8 +18,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from workload import build
 
 import resilio
-from resilio import CheckpointManager
-from resilio.errors import CaptureError, ResilioError, RestoreError, SaveError
+from resilio import CheckpointManager, keep_all, per_rank
+from resilio.clock import SystemClock
+from resilio.engine import Root
+from resilio.errors import CaptureError, InternalError, ResilioError, RestoreError, SaveError
+from resilio.manager.saving import Committer
+from resilio.records.schema import PartRef
 from resilio.storage.local import LocalStorage
 from resilio.testing.worlds import run_world
 
@@ -332,3 +336,40 @@ def test_nothing_of_ours_lets_dcps_base_exception_pass() -> None:
     callers = [path for path in root.rglob("*.py") if "dcp_save" in (text := path.read_text()) or "dcp_load" in text]
     assert callers == [root / "engine" / "dcp.py"]
     assert not issubclass(CheckpointException, Exception) and issubclass(SaveError, Exception)
+
+
+def saves_without_groups(rank: int, world: int, url: str, mode: Any) -> list[str]:
+    said = []
+    ckpt = CheckpointManager(url, {"live": torch.ones(5), "own": per_rank({"x": rank})}, mode=mode, timeout_s=20)
+    ckpt.restore()
+    ckpt.save(1).result()
+    dist.destroy_process_group()
+    for end in (lambda: ckpt.save(2).result(), ckpt.close):
+        try:
+            end()
+        except ResilioError as error:
+            said.append(f"{type(error).__name__} {error}")
+    return said
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_ranks_that_dcp_would_take_for_alone_save_nothing(tmp_path, mode):
+    """Where the job has destroyed its groups DCP saves on each rank as if there were no other, without a word."""
+    first, second = run_world(saves_without_groups, 2, f"file://{tmp_path}", mode)
+    for said in (first, second):
+        assert said and "process group" in said[0] and "1 of 2 ranks" in said[0]
+    assert len(list(tmp_path.glob("commits/*"))) == 1
+    live = torch.zeros(5)
+    assert resilio.restore(f"file://{tmp_path}", {"live": live, "rng": False}, only=["live"], strict=False).step == 1
+
+
+@pytest.mark.parametrize("ranks", [[0], [1], [0, 0], [0, 1, 2]])
+def test_no_manifest_and_no_commit_without_the_word_of_every_rank(tmp_path, ranks):
+    """Whatever DCP hands over at the end."""
+    storage = LocalStorage(tmp_path)
+    committer = Committer(storage, keep_all(), SystemClock(), "xxh3_128")
+    attempt = committer.begin(1)
+    parts = [PartRef(rank=rank, name=f"manifest-{rank}.json", size_bytes=1, digest="crc32:00") for rank in ranks]
+    with pytest.raises(InternalError, match=r"of 2 ranks only"):
+        committer.job(attempt, 1, 2, {}, "asked for").commit(Root(b"metadata", parts, {}, {}))
+    assert not list(storage.list(""))
