@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from .host import Host, host, open_storage
+from .info import PluginInfo
+from .names import Command
 from .specs import hookimpl
 
-__all__ = ["Host", "hookimpl", "host", "open_storage"]
+__all__ = ["Command", "Host", "PluginInfo", "hookimpl", "host", "open_storage"]

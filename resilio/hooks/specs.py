@@ -4,6 +4,7 @@ A plugin is a module, or any object, with functions marked by `hookimpl`. Each m
 No hook may call a collective: most run on rank 0 alone, and the other ranks would wait.
 """
 
+# mypy: disable-error-code="empty-body"
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -10,9 +10,10 @@ import functools
 import keyword
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from ..errors import ConfigError
+from ..registry import Registry
 from .keep import KeepPolicy, keep_all, keep_best, keep_every, keep_last, keep_within
 from .save import SavePolicy, save_at, save_every, save_on_signal
 
@@ -35,16 +36,12 @@ _DEPTH_MAX = 32
 _SHOWN_MAX = 60
 
 
-class _Entry(NamedTuple):
-    make: PolicyFactory
-    owner: str
-
-
-class PolicyRegistry:
+class PolicyRegistry(Registry[PolicyFactory]):
     """Names of policies and what makes them; knows ours from the start. A name has one owner."""
 
     def __init__(self) -> None:
-        self._entries = {make.__name__: _Entry(make, "resilio") for make in _OURS}
+        ours = {make.__name__: make for make in _OURS}
+        super().__init__("a policy called {}", "no name for a policy", r"[A-Za-z_][A-Za-z0-9_]*", ours=ours)
 
     def register(self, name: str, make: PolicyFactory, *, owner: str) -> None:
         """Add a policy.
@@ -55,23 +52,17 @@ class PolicyRegistry:
             owner: how messages name who brings it.
 
         Raises:
-            ConfigError: it is no name, or it has an owner already; both are named.
+            ConfigError: it is no name, it makes nothing, or it has an owner already; both are named.
         """
-        if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
+        if isinstance(name, str) and keyword.iskeyword(name):
             raise ConfigError(f"{owner} registers {name!r}, which is no name for a policy", owner=owner)
-        if name in self._entries:
-            other = self._entries[name].owner
-            raise ConfigError(
-                f"both {other} and {owner} offer a policy called {name}. Uninstall one of them, or disable it by its "
-                "name in RESILIO_DISABLE_PLUGINS.",
-                policy=name,
-                owners=(other, owner),
-            )
-        self._entries[name] = _Entry(make, owner)
+        if not callable(make):
+            raise ConfigError(f"{owner} registers {name!r:.80}: give a function that returns a policy", owner=owner)
+        self.add(name, make, owner=owner)
 
     def names(self) -> dict[str, str]:
         """Each known name and its owner, sorted."""
-        return {name: self._entries[name].owner for name in sorted(self._entries)}
+        return self.owners()
 
     def parse(self, text: str) -> SavePolicy | KeepPolicy:
         """The policy that `text` says, as in ``keep_last(3) | keep_best(2, 'loss')``: what a policy prints.
@@ -92,7 +83,29 @@ class PolicyRegistry:
             _refuse(f"this is no policy ({error.msg})", text, (error.offset or 1) - 1, self.names())
         except (ValueError, RecursionError, MemoryError) as error:  # a null, a surrogate; nested without end
             _refuse(f"this is no policy ({error})", text, 0, self.names())
-        return _Walk(text, self._entries, self.names()).whole(body)
+        return _Walk(text, self).whole(body)
+
+    def parse_save(self, text: str) -> SavePolicy:
+        """`parse` for what is passed as `save`.
+
+        Raises:
+            ConfigError: it says no policy, or one for keeping.
+        """
+        policy = self.parse(text)
+        if not isinstance(policy, SavePolicy):
+            raise ConfigError(f"{text!r} says which checkpoints to keep, not when to save: pass it as keep")
+        return policy
+
+    def parse_keep(self, text: str) -> KeepPolicy:
+        """`parse` for what is passed as `keep`.
+
+        Raises:
+            ConfigError: it says no policy, or one for saving.
+        """
+        policy = self.parse(text)
+        if not isinstance(policy, KeepPolicy):
+            raise ConfigError(f"{text!r} says when to save, not which checkpoints to keep: pass it as save")
+        return policy
 
 
 def parse(text: str) -> SavePolicy | KeepPolicy:
@@ -105,36 +118,30 @@ def parse(text: str) -> SavePolicy | KeepPolicy:
 
 
 def parse_save(text: str) -> SavePolicy:
-    """`parse` for what is passed as `save`.
+    """The policy of ours that `text` says, for what is passed as `save`. See `PolicyRegistry.parse_save`.
 
     Raises:
         ConfigError: it says no policy, or one for keeping.
     """
-    policy = parse(text)
-    if not isinstance(policy, SavePolicy):
-        raise ConfigError(f"{text!r} says which checkpoints to keep, not when to save: pass it as keep")
-    return policy
+    return PolicyRegistry().parse_save(text)
 
 
 def parse_keep(text: str) -> KeepPolicy:
-    """`parse` for what is passed as `keep`.
+    """The policy of ours that `text` says, for what is passed as `keep`. See `PolicyRegistry.parse_keep`.
 
     Raises:
         ConfigError: it says no policy, or one for saving.
     """
-    policy = parse(text)
-    if not isinstance(policy, KeepPolicy):
-        raise ConfigError(f"{text!r} says when to save, not which checkpoints to keep: pass it as save")
-    return policy
+    return PolicyRegistry().parse_keep(text)
 
 
 class _Walk:
     """One text's tree, from its leaves to a policy."""
 
-    def __init__(self, text: str, entries: dict[str, _Entry], known: dict[str, str]) -> None:
+    def __init__(self, text: str, policies: PolicyRegistry) -> None:
         self.text = text
-        self.entries = entries
-        self.known = known
+        self.policies = policies
+        self.known = policies.names()
 
     def whole(self, body: ast.expr) -> SavePolicy | KeepPolicy:
         made = self.policy(body, 1)
@@ -168,9 +175,8 @@ class _Walk:
         return made
 
     def call(self, node: ast.Call) -> SavePolicy | KeepPolicy:
-        if not isinstance(node.func, ast.Name) or node.func.id not in self.entries:
+        if not isinstance(node.func, ast.Name) or node.func.id not in self.policies:
             self.refuse("there is no such policy", node.func)
-        entry = self.entries[node.func.id]
         args = [self.plain(arg) for arg in node.args]
         named: dict[str, Any] = {}
         for argument in node.keywords:
@@ -178,12 +184,14 @@ class _Walk:
                 self.refuse("arguments are given one by one, each once", argument.value)
             named[argument.arg] = self.plain(argument.value)
         try:
-            made = entry.make(*args, **named)
+            made: Any = self.policies[node.func.id](*args, **named)  # of whoever brings it
         except (TypeError, ValueError) as error:  # ConfigError is one
             self.refuse(str(error).rstrip("."), node)
         if not isinstance(made, SavePolicy | KeepPolicy):
-            self.refuse(f"{node.func.id} of {entry.owner} made {type(made).__name__}, which is no policy", node)
-        return made
+            owner = self.policies.owner(node.func.id)
+            self.refuse(f"{node.func.id} of {owner} made {type(made).__name__}, which is no policy", node)
+        policy: SavePolicy | KeepPolicy = made
+        return policy
 
     def plain(self, node: ast.expr) -> int | float | str:
         negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from ..errors import ConfigError, UnknownSchemeError
+from ..registry import Registry
 from .base import Storage
 
 __all__ = ["RegisterStorage", "StorageFactory", "StorageRegistry", "to_url", "without_credentials"]
@@ -38,41 +39,30 @@ class RegisterStorage(Protocol):
         """
 
 
-class _Entry(NamedTuple):
+class _Offer(NamedTuple):
     factory: StorageFactory
-    owner: str
     hint: str
 
 
-class StorageRegistry:
+class StorageRegistry(Registry[_Offer]):
     """Schemes and their factories. A scheme has one owner."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, _Entry] = {}
+        super().__init__("storage for {}://", "no URL scheme: lower case, without ://", _SCHEME.pattern)
 
     def register(self, scheme: str, factory: StorageFactory, *, owner: str, hint: str = "") -> None:
         """Add a scheme.
 
         Raises:
-            ConfigError: it is no scheme, or it has an owner already; both are named.
+            ConfigError: it is no scheme, the factory is none, or it has an owner already; both are named.
         """
-        if not _SCHEME.fullmatch(scheme):
-            raise ConfigError(
-                f"{owner} registers {scheme!r}, which is no URL scheme: lower case, without ://", owner=owner
-            )
-        if scheme in self._entries:
-            other = self._entries[scheme].owner
-            raise ConfigError(
-                f"both {other} and {owner} offer storage for {scheme}://. Uninstall one of them, or disable it by "
-                "its name in RESILIO_DISABLE_PLUGINS.",
-                scheme=scheme,
-                owners=(other, owner),
-            )
-        self._entries[scheme] = _Entry(factory, owner, hint)
+        if not callable(factory) or not isinstance(hint, str):
+            raise ConfigError(f"{owner} registers {scheme!r:.80}: give a function from URL to storage", owner=owner)
+        self.add(scheme, _Offer(factory, hint), owner=owner)
 
     def schemes(self) -> dict[str, str]:
         """Each known scheme and its owner, sorted."""
-        return {scheme: self._entries[scheme].owner for scheme in sorted(self._entries)}
+        return self.owners()
 
     def open(self, url: str) -> Storage:
         """Open `url`, which has a scheme.
@@ -82,8 +72,8 @@ class StorageRegistry:
             ConfigError: the plugin's storage shows credentials in its `url`.
         """
         shown, scheme = without_credentials(url), url.partition("://")[0].lower()
-        entry = self._entries.get(scheme)
-        if entry is None:
+        offer = self.get(scheme)
+        if offer is None:
             raise UnknownSchemeError(
                 f"{shown}: no installed plugin offers storage for {scheme}://. "
                 f"Known: {', '.join(self.schemes()) or 'none; is resilio-ckpt itself installed?'}. "
@@ -93,18 +83,18 @@ class StorageRegistry:
                 known=tuple(self.schemes()),
             )
         try:
-            storage = entry.factory(url)
+            storage = offer.factory(url)
         except ImportError as error:
             raise UnknownSchemeError(
-                f"{shown}: {entry.owner} offers {scheme}://, but a library is missing ({error}). "
-                f"{entry.hint or 'Install what that plugin needs.'}",
+                f"{shown}: {self.owner(scheme)} offers {scheme}://, but a library is missing ({error}). "
+                f"{offer.hint or 'Install what that plugin needs.'}",
                 url=shown,
                 scheme=scheme,
                 known=tuple(self.schemes()),
             ) from error
         if without_credentials(storage.url) != storage.url:
             raise ConfigError(
-                f"{shown}: the storage of {entry.owner} shows credentials in its url: report it there", url=shown
+                f"{shown}: the storage of {self.owner(scheme)} shows credentials in its url: report it there", url=shown
             )
         return storage
 
