@@ -1,29 +1,31 @@
-"""From a URL and what somebody typed to the checkpoint they mean."""
+"""From a URL and what somebody typed to what they mean: a checkpoint, a policy."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from ..errors import ConfigError, NoCheckpointError
+from ..policies import KeepPolicy, SavePolicy, parse_keep, parse_save
 from ..records import keys
 from ..records.catalog import Catalog, discover
 from ..records.run import read_run
 from ..storage.base import Storage
 from ..types import CheckpointRef
 
-__all__ = ["catalog_of", "choose"]
+__all__ = ["catalog_of", "choose", "exact", "keep_policy", "named", "save_policy"]
 
 
 def catalog_of(storage: Storage) -> Catalog:
     """What the run holds.
 
     Raises:
-        NoCheckpointError: no commit at all.
+        NoCheckpointError: no commit at all, and no pin that stands in for one.
         NewerFormatError: a newer resilio wrote this run.
     """
     run = read_run(storage)
     catalog = discover(storage)
-    if not catalog.commits:
+    if not catalog.commits and not catalog.pinned():
         what = "a run without a checkpoint yet" if run else "no run: there is neither a resilio.json nor a commit"
         raise NoCheckpointError(f"{storage.url} is {what}. Is it the URL that CheckpointManager was given?")
     return catalog
@@ -39,21 +41,21 @@ def choose(catalog: Catalog, which: str | None) -> CheckpointRef:
     url = catalog.storage.url
     if which is None:
         if catalog.newest is None:
-            names = ", ".join(map(keys.stem, catalog.off_lineage[-10:]))
+            names = ", ".join(map(keys.stem, [*catalog.off_lineage, *catalog.pinned()][-10:]))
             raise NoCheckpointError(f"{url}: nothing is on the lineage; off it there are {names}. Say which one.")
         return catalog.newest
-    exact = keys.parse_commit(f"{keys.COMMITS}{which}.json")
-    if exact is not None:
-        if exact not in catalog.commits:
+    ref = exact(which)
+    if ref is not None:
+        if ref not in catalog.commits and ref not in catalog.pinned():
             raise NoCheckpointError(f"{url}: no checkpoint {which}; `resilio ls` shows which there are.", name=which)
-        return exact
+        return ref
     if not re.fullmatch("[0-9]{1,9}", which):
         raise ConfigError(f"{which!r} is neither a step (4000) nor a checkpoint's name (000004000-g000002).")
     step = int(which)
     on = [ref for ref in catalog.lineage if ref.step == step]
     if on:
         return on[-1]
-    off = [keys.stem(ref) for ref in catalog.off_lineage if ref.step == step]
+    off = [keys.stem(ref) for ref in [*catalog.off_lineage, *catalog.pinned()] if ref.step == step]
     if off:
         raise NoCheckpointError(
             f"{url}: step {step} is only off the lineage: a newer branch left it behind. To look at it, say "
@@ -62,3 +64,31 @@ def choose(catalog: Catalog, which: str | None) -> CheckpointRef:
         )
     newest = ", ".join(str(ref.step) for ref in catalog.lineage[-10:]) or "none"
     raise NoCheckpointError(f"{url}: no checkpoint of step {step}; newest steps: {newest}.", step=step)
+
+
+def exact(which: str) -> CheckpointRef | None:
+    """The checkpoint that has this name, there or not; None if it is no such name."""
+    return keys.parse_commit(f"{keys.COMMITS}{which}.json")
+
+
+def named(ref: CheckpointRef) -> dict[str, Any]:
+    """How JSON says which checkpoint."""
+    return {"name": keys.stem(ref), "step": ref.step, "generation": ref.generation}
+
+
+def keep_policy(text: str) -> KeepPolicy:
+    """The keep policy that `text` says.
+
+    Raises:
+        ConfigError: it says none.
+    """
+    return parse_keep(text)
+
+
+def save_policy(text: str) -> SavePolicy:
+    """The save policy that `text` says.
+
+    Raises:
+        ConfigError: it says none.
+    """
+    return parse_save(text)

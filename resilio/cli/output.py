@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-__all__ = ["ago", "clean", "console", "emit", "emit_json", "emit_rich", "iso", "progress_bar", "size"]
+__all__ = ["ago", "clean", "console", "count", "emit", "emit_json", "emit_rich", "iso", "progress_bar", "size"]
 
 
 def emit(text: str) -> None:
@@ -73,6 +73,11 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
 def clean(text: str) -> str:
     """`text` with everything that is not printable written as an escape."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def count(number: int, what: str) -> str:
+    """1, "checkpoint" -> "1 checkpoint"; 2 -> "2 checkpoints"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def size(size_bytes: int | None) -> str:

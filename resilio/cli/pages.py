@@ -22,6 +22,7 @@ __all__ = [
     "ls_table",
     "show_json",
     "show_page",
+    "table",
     "verify_json",
     "verify_lines",
 ]
@@ -61,11 +62,11 @@ def damage_line(damage: Damage) -> str:
 def ls_table(infos: Sequence[CheckpointInfo], now_s: float) -> Table:
     """Checkpoints as one line each, in the order given. The column "lineage" is left out where all are on it."""
     off = any(not info.on_lineage for info in infos)
-    table = _table(
+    shown = table(
         "step", "gen", "committed", "", "ranks", "size", *(["lineage"] if off else []), "metrics", "saved because"
     )
     for info in infos:
-        table.add_row(
+        shown.add_row(
             str(info.step),
             str(info.ref.generation),
             iso(info.time_s),
@@ -77,7 +78,7 @@ def ls_table(infos: Sequence[CheckpointInfo], now_s: float) -> Table:
             clean("; ".join(info.reasons)),
             style=None if info.on_lineage else "dim",
         )
-    return table
+    return shown
 
 
 def show_json(info: CheckpointInfo, manifest: LoadedManifest) -> dict[str, Any]:
@@ -139,17 +140,17 @@ def show_page(page: Mapping[str, Any], now_s: float) -> list[RenderableType]:
         head.add_row(name, clean(text))
     parts: list[RenderableType] = [head]
     for title, rows in (("component", tensors["components"]), ("dtype", tensors["dtypes"])):
-        table = _table(title, "tensors", "size")
+        totals = table(title, "tensors", "size")
         for name, row in rows.items():
-            table.add_row(clean(name), str(row["count"]), size(row["size_bytes"]))
-        parts += ["", table]
-    biggest = _table("biggest tensors", "dtype", "shape", "size")
+            totals.add_row(clean(name), str(row["count"]), size(row["size_bytes"]))
+        parts += ["", totals]
+    biggest = table("biggest tensors", "dtype", "shape", "size")
     for one in tensors["biggest"]:
         biggest.add_row(clean(one["name"]), one["dtype"], "×".join(map(str, one["shape"])), size(one["size_bytes"]))
-    objects = _table("object", "size", "digest")
+    objects = table("object", "size", "digest")
     for one in page["objects"]:
         objects.add_row(clean(one["name"]), size(one["size_bytes"]), one["digest"])
-    plain = _table("value", "is")
+    plain = table("value", "is")
     for key, value in list(values["plain"].items())[:_VALUES]:
         plain.add_row(clean(key), clean(_cut(repr(value))))
     parts += ["", biggest, "", objects, "", plain]
@@ -176,14 +177,15 @@ def verify_lines(ref: CheckpointRef, damage: Sequence[Damage]) -> list[str]:
     return [f"{name}  good"] if not damage else [clean(f"{name}  DAMAGED  {one}") for one in damage]
 
 
-def _table(*columns: str) -> Table:
+def table(*columns: str) -> Table:
+    """A table without lines: what `cut` and `awk` can read."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
         numeric = column in {"step", "gen", "ranks", "size", "tensors"}
-        table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
-    return table
+        made.add_column(column, justify="right" if numeric else "left", no_wrap=True)
+    return made
 
 
 def _totals(tensors: Sequence[dict[str, Any]], by: Callable[[dict[str, Any]], str]) -> dict[str, dict[str, int]]:

@@ -1,0 +1,35 @@
+"""`resilio ls`: which checkpoints there are."""
+
+from __future__ import annotations
+
+import time
+
+from .errors import Exit
+from .options import Debug, Json, Url
+
+__all__ = ["ls"]
+
+
+def ls(url: Url, as_json: Json = False, debug: Debug = False) -> int:
+    """List the checkpoints of a run, newest first.
+
+    Exit codes: 0 all can be read; 1 a commit record cannot; 4 nothing there.
+    """
+    from ..hooks import open_storage
+    from . import look, output, pages
+
+    with open_storage(url) as storage:
+        catalog = look.catalog_of(storage)
+        infos, damaged = catalog.checkpoints()
+    infos.sort(key=lambda info: info.ref, reverse=True)
+    if as_json:
+        output.emit_json(
+            {
+                "url": storage.url,
+                "checkpoints": [pages.info_json(info) for info in infos],
+                "damaged": [pages.damage_json(one) for one in damaged],
+            }
+        )
+    else:
+        output.emit_rich(pages.ls_table(infos, now_s=time.time()), *map(pages.damage_line, damaged))
+    return Exit.WANTING if damaged else Exit.GOOD
