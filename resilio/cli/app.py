@@ -8,10 +8,13 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from .completion import completion, prepare
 from .errors import report
+from .extra import CommandGroup
 from .forget import forget
 from .ls import ls
 from .pin import pin, unpin
+from .plugins import plugins
 from .selftest import selftest
 from .show import show
 from .verify import verify
@@ -20,6 +23,8 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="resilio",
+    cls=CommandGroup,
+    add_completion=False,  # it guesses the shell and writes to its files; `resilio completion` prints
     help="Look at the checkpoints of a run, and after them: what there is, whether it is intact, what may go.",
     epilog="Exit codes: 0 good, 1 found wanting, 2 usage, 3 inconclusive or partial, 4 nothing there, 5 storage, "
     "130 Ctrl-C.",
@@ -40,6 +45,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a name the terminal cannot show must not end the answer
     try:
+        prepare()
         code = typer.main.get_command(app).main(args=given, prog_name="resilio", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         code = report(KeyboardInterrupt(), as_json="--json" in given, debug=False)
@@ -66,6 +72,6 @@ def _options(
     pass
 
 
-for command in (ls, show, verify, pin, unpin, forget):
+for command in (ls, show, verify, pin, unpin, forget, plugins, completion):
     app.command()(command)
 app.add_typer(selftest, name="selftest")

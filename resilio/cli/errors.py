@@ -11,7 +11,7 @@ from enum import IntEnum
 from .. import errors
 from .output import clean
 
-__all__ = ["Exit", "exit_code", "report"]
+__all__ = ["Exit", "PluginCommandError", "exit_code", "report"]
 
 
 class Exit(IntEnum):
@@ -24,6 +24,18 @@ class Exit(IntEnum):
     NOTHING = 4  # nothing there
     STORAGE = 5  # storage or infrastructure failed; also what we did not foresee
     INTERRUPTED = 130
+
+
+class PluginCommandError(Exception):
+    """A command of a plugin cannot be loaded, or failed in a way that it did not foresee. Names the plugin.
+
+    Attributes:
+        ran: whether it had begun to run.
+    """
+
+    def __init__(self, message: str, *, ran: bool = False) -> None:
+        super().__init__(message)
+        self.ran = ran
 
 
 # The first that fits; subclasses stand before their bases.
@@ -42,6 +54,8 @@ def exit_code(error: BaseException) -> int:
     """The exit code that `error` ends the command with."""
     if _is_usage(error):
         return Exit.USAGE
+    if isinstance(error, PluginCommandError):
+        return Exit.STORAGE if error.ran else Exit.USAGE
     return next((code for kind, code in _CODES if isinstance(error, kind)), Exit.STORAGE)
 
 
@@ -49,8 +63,12 @@ def report(error: BaseException, *, as_json: bool, debug: bool) -> int:
     """Say on stderr what went wrong; the traceback only for `debug` or ``RESILIO_DEBUG=1``. Returns the exit code."""
     code = exit_code(error)
     message = str(error.format_message()) if _is_usage(error) else str(error)  # type: ignore[attr-defined]
+    if _is_usage(error) and not message:
+        return code  # nothing was asked, and the help is shown already
     name = "UsageError" if _is_usage(error) else type(error).__name__
-    foreseen = _is_usage(error) or isinstance(error, errors.ResilioError | OSError | KeyboardInterrupt)
+    foreseen = _is_usage(error) or isinstance(
+        error, errors.ResilioError | OSError | KeyboardInterrupt | PluginCommandError
+    )
     if isinstance(error, KeyboardInterrupt):
         message = "interrupted"
     elif not foreseen or isinstance(error, errors.InternalError):

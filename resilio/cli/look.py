@@ -6,7 +6,8 @@ import re
 from typing import Any
 
 from ..errors import ConfigError, NoCheckpointError
-from ..policies import KeepPolicy, SavePolicy, parse_keep, parse_save
+from ..hooks import host
+from ..policies import KeepPolicy, SavePolicy
 from ..records import keys
 from ..records.catalog import Catalog, discover
 from ..records.run import read_run
@@ -77,18 +78,18 @@ def named(ref: CheckpointRef) -> dict[str, Any]:
 
 
 def keep_policy(text: str) -> KeepPolicy:
-    """The keep policy that `text` says.
+    """The keep policy that `text` says; those of plugins can be said too.
 
     Raises:
         ConfigError: it says none.
     """
-    return parse_keep(text)
+    return host().policies.parse_keep(text)
 
 
 def save_policy(text: str) -> SavePolicy:
-    """The save policy that `text` says.
+    """The save policy that `text` says; those of plugins can be said too.
 
     Raises:
         ConfigError: it says none.
     """
-    return parse_save(text)
+    return host().policies.parse_save(text)
