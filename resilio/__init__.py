@@ -1,8 +1,8 @@
 """Checkpoints that are proven: full training state, any storage, any number of ranks.
 
-The names below are the public API, together with `resilio.errors`, `resilio.policies`, `resilio.testing` and
-`resilio.failpoints`. They are resolved when first used: importing `resilio` imports neither torch nor a storage client,
-so the command and cheap tools answer at once.
+The names below are the public API, together with `resilio.errors`, `resilio.events`, `resilio.policies`,
+`resilio.testing` and `resilio.failpoints`. They are resolved when first used: importing `resilio` imports neither torch
+nor a storage client, so the command and cheap tools answer at once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import errors as errors
+    from . import events as events
     from .hooks import hookimpl as hookimpl
     from .hooks import open_storage as open_storage
     from .manager import CheckpointManager as CheckpointManager
@@ -39,6 +40,7 @@ __all__ = [
     "TrainingState",
     "__version__",
     "errors",
+    "events",
     "hookimpl",
     "keep_all",
     "keep_best",

@@ -1,4 +1,8 @@
-"""What a manager tells its plugins: one frozen value for each thing that happened.
+"""What a manager tells its plugins: one frozen value for each thing that happened, from rank 0.
+
+`SaveStarted` is followed by one `Saved` or `SaveFailed`, unless the process dies; after `Saved` comes the sweep, which
+is told of in `Swept`. In ``async`` mode `Saved` comes from the saving thread, and `SaveFailed` when the manager hears
+of the failure: in a later `step` or `save`, or at the end. `resilio.restore`, which is no manager, tells nothing.
 
 An event is for machines: metrics, dashboards, alerts. Its fields are numbers, strings and refs, so that
 `dataclasses.asdict` of it is nearly JSON. Later releases add kinds and fields, with defaults, and change none.
@@ -59,7 +63,8 @@ class Saved(Event):
         world: number of ranks.
         size_bytes: of the whole attempt.
         seconds: from `SaveStarted` to the acknowledged commit.
-        held_s: of these, how long rank 0's training loop was held.
+        held_s: of these, how long rank 0's training loop was held: while state was copied or written, and while it
+            waited for this save to end.
         reason: why it was saved.
     """
 
@@ -75,10 +80,13 @@ class Saved(Event):
 class SaveFailed(Event):
     """A save did not become a checkpoint, or was fenced. The checkpoints before it are untouched.
 
+    One that failed while it was prepared (no room, a state that cannot be saved) was not begun: no `SaveStarted` came
+    before it.
+
     Attributes:
         step: that was to be saved.
         reason: why it was to be saved.
-        error: class of the error, for example ``OutOfSpaceError``.
+        error: class of the error that was the cause, for example ``OutOfSpaceError``.
         message: what it says.
     """
 
@@ -126,12 +134,12 @@ class RestoreFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Swept(Event):
-    """A sweep deleted something, or could not.
+    """A sweep deleted something, or could not. One that had nothing to do is not told.
 
     Attributes:
         deleted: checkpoints that are gone.
         leftovers: number of folders of failed attempts that are gone.
-        failed: what could not be deleted or looked at, and why.
+        failed: what could not be deleted or looked at, or which plugin could not say what it keeps, and why.
     """
 
     deleted: tuple[CheckpointRef, ...]
@@ -141,11 +149,11 @@ class Swept(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Verified(Event):
-    """A checkpoint was read whole and compared with its digests.
+    """A checkpoint was read whole and compared with its digests, by a manager's `verify` on rank 0.
 
     Attributes:
         ref: which.
-        damage: what was found; empty if it is intact.
+        damage: what was found, by plugins too; empty if it is intact.
     """
 
     ref: CheckpointRef

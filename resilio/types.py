@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["CheckpointInfo", "CheckpointRef", "Damage", "Mode"]
+__all__ = ["CheckpointInfo", "CheckpointRef", "Damage", "Mode", "Scalar"]
 
 Mode = Literal["sync", "async"]
+
+Scalar = str | int | float | bool | None  # the plain values of JSON
 
 
 @dataclass(frozen=True, order=True)
@@ -34,6 +36,7 @@ class CheckpointInfo:
         reasons: why it was saved, as the save policy said it.
         on_lineage: False if a newer branch left it behind: never chosen by itself.
         size_bytes: total, where known.
+        about: what plugins said of the save when it began: plugin -> name -> value.
     """
 
     ref: CheckpointRef
@@ -44,6 +47,7 @@ class CheckpointInfo:
     reasons: tuple[str, ...] = ()
     on_lineage: bool = True
     size_bytes: int | None = None
+    about: dict[str, dict[str, Scalar]] = field(default_factory=dict)
 
     @property
     def step(self) -> int:

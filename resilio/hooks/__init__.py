@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from .calls import Calls
 from .host import Host, host, open_storage
 from .info import PluginInfo
 from .names import Command
-from .specs import hookimpl
+from .specs import SaveFacts, hookimpl
 
-__all__ = ["Command", "Host", "PluginInfo", "hookimpl", "host", "open_storage"]
+__all__ = ["Calls", "Command", "Host", "PluginInfo", "SaveFacts", "hookimpl", "host", "open_storage"]

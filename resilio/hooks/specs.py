@@ -1,7 +1,10 @@
 """The hooks a plugin may implement. None of them can delete, veto a save or change bytes.
 
 A plugin is a module, or any object, with functions marked by `hookimpl`. Each may leave out arguments it does not need.
-No hook may call a collective: most run on rank 0 alone, and the other ranks would wait.
+No hook may call a collective: most run on rank 0 alone, and the other ranks would wait. So `step`, `save`, `restore`
+and `close` of a manager raise `ConfigError` in a hook of it.
+
+Plugins are called one after the other, in the order of `Host.plugins`, each whatever became of those before it.
 """
 
 # mypy: disable-error-code="empty-body"
@@ -16,7 +19,7 @@ import pluggy
 from ..events import Event
 from ..policies import PolicyFactory
 from ..storage import RegisterStorage, Storage
-from ..types import CheckpointInfo, CheckpointRef, Damage
+from ..types import CheckpointInfo, CheckpointRef, Damage, Scalar
 
 __all__ = [
     "HOOKS",
@@ -39,8 +42,6 @@ __all__ = [
 ]
 
 PROJECT = "resilio"
-
-Scalar = str | int | float | bool | None
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -108,9 +109,9 @@ class SaveFacts:
 def resilio_register_storage(register: RegisterStorage) -> None:
     """Offer storage for one or more URL schemes.
 
-    Called when the plugin is loaded: once per process, when the first URL is opened or the command starts. A plugin is
-    a module with an entry point in the group ``resilio``; it should import its libraries in the factory, not at its
-    top, because every process that opens any storage imports it::
+    Called when the plugin is loaded: once per process, when the first URL is opened or the command starts; of one given
+    to a manager, when that is made. A plugin is a module with an entry point in the group ``resilio``; it should import
+    its libraries in the factory, not at its top, because every process that opens any storage imports it::
 
         # pyproject.toml:  [project.entry-points.resilio]
         #                  mystore = "my_store"
@@ -183,10 +184,10 @@ def resilio_pins(checkpoints: Sequence[CheckpointInfo]) -> Mapping[CheckpointRef
     sweep: what it would have kept is not known.
 
     Args:
-        checkpoints: all of the run, off the lineage first, then oldest to newest.
+        checkpoints: all of the run, off the lineage first, then oldest to newest; a copy of your own.
 
     Returns:
-        Checkpoint -> why, for people.
+        Checkpoint -> why, for people: one line of up to 200 characters. Nothing to keep is an empty mapping.
 
     Ranks: rank 0, in the saving thread. Blocks: the next save, so be quick.
     """
@@ -197,14 +198,15 @@ def resilio_verify(checkpoint: CheckpointInfo, storage: Storage) -> Iterable[Dam
     """Look at a checkpoint for more than its digests tell.
 
     Called after its bytes were compared with their digests, by `CheckpointManager.verify` and ``resilio verify``. If it
-    raises, the checkpoint is not called intact: that is a finding of its own, with the fact ``inconclusive``.
+    raises, the checkpoint is not called intact: that is a finding of its own, with the fact ``inconclusive``, besides
+    those it had come to. Every finding names its plugin, also in the fact ``plugin``.
 
     Args:
         checkpoint: which.
-        storage: the run's, for reading.
+        storage: the run's, for reading: whatever would change it raises `ConfigError`.
 
     Returns:
-        What is wrong; nothing if all is well.
+        What is wrong; nothing if all is well. It may be a generator.
 
     Ranks: any; not collective.
     """
@@ -216,13 +218,14 @@ def resilio_describe(context: SaveFacts) -> Mapping[str, Scalar]:
 
     Called when the save begins, so that it tells of that step and not of the one the loop is at when the save ends.
     What it returns is stored under the plugin's name and shown by ``resilio show``. If it raises, or returns too much
-    (64 entries, 4096 characters each) or something else, that is logged and left out.
+    (more than 64 entries, 128 characters in a name, 4096 in a value, 32 KiB in all) or something else, that is logged
+    and left out. So is what comes after 256 KiB of other plugins.
 
     Args:
         context: of the save.
 
     Returns:
-        Name -> value; JSON's plain values only.
+        Name -> value; JSON's plain values only. None: nothing.
 
     Ranks: rank 0, in the loop's thread. Blocks: the loop, so be quick.
     """
@@ -232,8 +235,9 @@ def resilio_describe(context: SaveFacts) -> Mapping[str, Scalar]:
 def resilio_on_event(event: Event) -> None:
     """Hear what happened: for metrics, dashboards, alerts.
 
-    If it raises, that is logged and nothing else happens. It may be called from the loop's thread or the saving thread,
-    never from two at once for one manager.
+    If it raises, that is logged and nothing else happens: once as a warning for each kind of event, and again each
+    100th time. It may be called from the loop's thread or the saving thread, never from two at once for one manager. It
+    may ask the manager whatever is not collective.
 
     Args:
         event: one of `resilio.events`; kinds that you do not know may come, ignore them.

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from ..errors import ConfigError
+from ..hooks import Host
 from ..policies import KeepPolicy, SavePolicy
 from ..ranks import Ranks
 from ..records.digests import ALGORITHMS
@@ -13,7 +14,7 @@ from ..state.saved import Rename, patterns, prefixes
 from ..storage.base import Storage
 from .choosing import Which
 
-__all__ = ["check_alike", "check_constructor", "check_restore", "check_timeout"]
+__all__ = ["check_alike", "check_constructor", "check_plugins", "check_restore", "check_timeout"]
 
 _ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")
 _FOREVER_S = 365 * 86_400  # what a group can wait for is bounded; nobody waits longer
@@ -76,6 +77,43 @@ def check_alike(ranks: Ranks, storage: Storage, mine: str) -> None:
     _compare(ranks, mine)
     if ranks.world > 1 and not storage.capabilities.shared:
         raise ConfigError(f"{storage.url} lives in one process; {ranks.world} ranks need a shared store")
+
+
+def check_plugins(ranks: Ranks, host: Host) -> None:
+    """Refuse a job whose ranks have different plugins: one would write what the other cannot read, or keep what the
+    other's sweep deletes once it is rank 0.
+
+    Raises:
+        ConfigError: names the first rank that differs from rank 0, and what differs.
+
+    Ranks: all; collective.
+    """
+    mine = {one.name: (one.distribution, one.version, one.hooks) for one in host.plugins() if one.active}
+    told = ranks.gather(mine, "comparing plugins")
+    for rank, theirs in enumerate(told):
+        differ = [_difference(name, theirs.get(name), told[0].get(name)) for name in sorted({*theirs, *told[0]})]
+        if any(differ):
+            raise ConfigError(
+                f"rank {rank} has other plugins than rank 0: {'; '.join(filter(None, differ))}. Install the same "
+                "on all hosts, and set RESILIO_PLUGINS and RESILIO_DISABLE_PLUGINS alike.",
+                rank=rank,
+            )
+
+
+_Known = tuple[str | None, str | None, tuple[str, ...]]
+
+
+def _difference(name: str, theirs: _Known | None, first: _Known | None) -> str | None:
+    if theirs == first:
+        return None
+    if theirs is None:
+        return f"plugin {name!r} is missing here"
+    if first is None:
+        return f"plugin {name!r} is only here"
+    for what, here, there in zip(("distribution", "version"), theirs, first, strict=False):
+        if here != there:
+            return f"plugin {name!r} has {what} {here}, on rank 0 {there}"
+    return f"plugin {name!r} has hooks {', '.join(theirs[2])}, on rank 0 {', '.join(first[2])}"
 
 
 def check_restore(

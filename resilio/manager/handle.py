@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 
 from ..types import CheckpointRef
@@ -63,13 +63,20 @@ class SaveHandle:
         except concurrent.futures.TimeoutError:  # another class than TimeoutError before Python 3.11
             raise TimeoutError(f"the save of step {self.step} is not done after {timeout_s} s") from None
 
-    def log_failure(self) -> None:
-        """Log the failure, now or when it is known, for nobody is there any more who could raise it."""
-        self._future.add_done_callback(self._log)
+    def log_failure(self, tell: Callable[[BaseException], None] | None = None) -> None:
+        """Log the failure, now or when it is known, for nobody is there any more who could raise it.
 
-    def _log(self, future: Future[CheckpointRef]) -> None:
-        if (error := future.exception()) is not None:
-            _log.error("the save in flight failed step=%d error=%s", self.step, error)
+        Args:
+            tell: called with it then.
+        """
+
+        def done(future: Future[CheckpointRef]) -> None:
+            if (error := future.exception()) is not None:
+                _log.error("the save in flight failed step=%d error=%s", self.step, error)
+                if tell is not None:
+                    tell(error)
+
+        self._future.add_done_callback(done)
 
     def __await__(self) -> Generator[object, None, CheckpointRef]:
         return (yield from asyncio.wrap_future(self._future).__await__())

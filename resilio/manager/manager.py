@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import weakref
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -12,13 +13,14 @@ from typing import Any, Literal
 from ..clock import Clock, SystemClock
 from ..engine import Engine
 from ..errors import ConfigError, LiveStateError, RestoreError
-from ..hooks import open_storage
+from ..events import Restored, RestoreFailed
+from ..hooks import Calls, host
 from ..policies import KeepPolicy, SaveContext, SavePolicy, keep_all
 from ..ranks import DEFAULT_TIMEOUT_S, Ranks
 from ..state.training_state import TrainingState
 from ..storage.base import Storage
 from ..types import Mode
-from .arguments import check_alike, check_constructor
+from .arguments import check_alike, check_constructor, check_plugins
 from .ballot import Ballot
 from .handle import SaveHandle
 from .report import RestoreReport
@@ -28,6 +30,7 @@ from .saves import Saves
 from .saving import Committer
 from .signals import SignalFlags
 from .space import unwritable
+from .telling import Teller
 from .tolerance import Tolerance
 
 __all__ = ["CheckpointManager"]
@@ -61,12 +64,15 @@ class CheckpointManager(RunView):
             not pass by themselves, are raised all the same.
         save_errors_max: how many failed saves in a row are only warned of.
         digest: of whole objects: ``xxh3_128``, ``crc32``, or ``sha256`` where tampering must be evident.
+        plugins: objects with functions marked by `resilio.hookimpl`, for this manager alone, besides those that are
+            installed: ``plugins=[MyDashboard()]``. On all ranks, though most hooks are called on rank 0.
         progress: whether rank 0 draws a bar on stderr when a restore takes long; None: if that is a terminal.
         timeout_s: how long a rank waits for the others in a collective of ours.
         clock: the machine's, unless a test says otherwise.
 
     Raises:
-        ConfigError: it cannot work this way, or ranks were given different arguments; nothing was done.
+        ConfigError: it cannot work this way, or ranks were given different arguments or have other plugins; nothing was
+            done.
 
     Ranks: all; the constructor, `step`, `save`, `restore` and `close` are collective, with the same arguments
         everywhere (metrics are rank 0's).
@@ -84,6 +90,7 @@ class CheckpointManager(RunView):
         on_save_error: Literal["raise", "warn"] = "raise",
         save_errors_max: int = 3,
         digest: str = "xxh3_128",
+        plugins: Iterable[object] = (),
         progress: bool | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         clock: Clock | None = None,
@@ -100,7 +107,8 @@ class CheckpointManager(RunView):
             tolerance = Tolerance(on_save_error, save_errors_max)
             check_constructor(save, keep, mode, fresh, digest, progress, timeout_s)
             self._state = TrainingState.of(state)
-            self._storage = open_storage(url)
+            known = host().with_plugins(plugins)
+            self._storage = known.open_storage(url)
             signals = SignalFlags(save.signals if save else ())
         except Exception as caught:  # noqa: BLE001  told to all ranks: the others wait in the next line
             error = caught
@@ -116,8 +124,10 @@ class CheckpointManager(RunView):
                 self._storage,
                 repr((self._storage.url, save, keep, mode, fresh, digest, on_save_error, save_errors_max)),
             )
+            check_plugins(self._ranks, known)
+            self._teller = Teller(Calls(known), self._storage.url, self._clock, self._ranks.coordinator)
             # Rank 0 alone talks to the commit protocol; the others learn of it through what it tells them.
-            self._committer = Committer(self._storage, keep or keep_all(), self._clock, digest)
+            self._committer = Committer(self._storage, keep or keep_all(), self._clock, digest, self._teller)
             if fresh:
                 self._ranks.from_coordinator(self._committer.begin_fresh, what=_MAKING)
         except BaseException:
@@ -195,6 +205,32 @@ class CheckpointManager(RunView):
         Blocks: until all ranks have restored, or all have raised the same error.
         """
         self._open()
+        began_s = time.monotonic()
+        try:
+            report = self._restore(which, only, exclude, rename, strict)
+        except BaseException as error:
+            self._teller.tell(RestoreFailed, which=str(which), error=type(error).__name__, message=str(error))
+            raise
+        found = report.found
+        self._teller.tell(
+            Restored,
+            ref=found.ref if found else None,
+            saved_world=found.world if found else None,
+            world=self._ranks.world,
+            read_bytes=report.read_bytes,
+            seconds=time.monotonic() - began_s,
+            passed_over=report.passed_over,
+        )
+        return report
+
+    def _restore(
+        self,
+        which: Which,
+        only: Iterable[str] | None,
+        exclude: Iterable[str] | None,
+        rename: Rename | None,
+        strict: bool,
+    ) -> RestoreReport:
         self._saves.settle()
         self._ranks.renew("restoring")
         if self._fresh and not self._saves.acknowledged:  # from then on the run is this manager's own
@@ -292,6 +328,7 @@ class CheckpointManager(RunView):
         """
         if self._closed:
             return
+        self._teller.refuse_inside()
         try:
             self._saves.settle(final=True)
         finally:
@@ -319,7 +356,7 @@ class CheckpointManager(RunView):
         self._ranks.leave(why)
         if self._saves.pending:
             self._saves.pending.exception()
-            self._saves.pending.log_failure()
+            self._saves.left_behind()
         self._ranks.saving.leave(why)
         self._release()
 
@@ -333,6 +370,7 @@ class CheckpointManager(RunView):
     def _open(self) -> None:
         if self._closed:
             raise ConfigError("this CheckpointManager is closed; make a new one")
+        self._teller.refuse_inside()
 
     def _release(self) -> None:
         self._closed = True
@@ -352,5 +390,4 @@ def _forgotten(saves: Saves, ranks: Ranks, pid: int) -> None:
     if os.getpid() != pid:  # a fork of the job: the job itself goes on
         return
     ranks.leave("it, or its manager, ended without a close")
-    if saves.pending:
-        saves.pending.log_failure()
+    saves.left_behind()

@@ -9,11 +9,11 @@ from typing import Any
 from ..clock import SystemClock
 from ..engine import Engine
 from ..errors import ConfigError, NoCheckpointError
-from ..hooks import open_storage
+from ..hooks import host
 from ..ranks import DEFAULT_TIMEOUT_S, Ranks
 from ..state.training_state import TrainingState
 from ..storage.base import Storage
-from .arguments import check_timeout
+from .arguments import check_plugins, check_timeout
 from .report import RestoreReport
 from .restoring import Rename, Which, restore_into
 
@@ -61,6 +61,7 @@ def restore(
     Ranks: all; collective.
     Blocks: until all ranks have restored, or all have raised the same error.
     """
+    known: Any = None
     storage: Any = None
     live: Any = None
     error: Exception | None = None
@@ -71,10 +72,12 @@ def restore(
     ranks = Ranks(timeout_s)
     try:
         try:
-            storage, live = open_storage(url), TrainingState.of(state)
+            known = host()
+            storage, live = known.open_storage(url), TrainingState.of(state)
         except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
             error = error or caught
         ranks.agree(error, what="restoring")
+        check_plugins(ranks, known)
         report, picker = restore_into(
             live,
             storage,

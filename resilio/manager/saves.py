@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from ..clock import Clock
 from ..engine import Engine
+from ..engine.plan import LocalPlan
 from ..errors import ConfigError, RanksDisagreeError, RanksLostError, ResilioError, SaveError
+from ..events import SaveStarted
 from ..ranks import Ranks, portable, raise_first
+from ..state.flat import FlatState
 from ..state.training_state import TrainingState
 from ..types import Mode
 from .ballot import Ballot
@@ -124,7 +128,37 @@ class Saves:
         except ResilioError as error:
             self._tolerance.failed(error, final=final)
 
+    def left_behind(self) -> None:
+        """Nobody will settle the save in flight: log its failure, and tell plugins, now or when it is known. Local."""
+        if self.pending is not None:
+            self.pending.log_failure(self._job.tell_failed if self._job and self._ranks.coordinator else None)
+
     def _begin(self, step: int, metrics: Mapping[str, Any] | None, reason: str) -> SaveHandle:
+        try:
+            flat, local, job = self._prepare(step, metrics, reason)
+        except ResilioError as error:
+            self._committer.teller.save_failed(step, reason, error)
+            raise
+        self.began_s = self._clock.monotonic_s()
+        after = job.committed if self._ranks.coordinator else None
+        with job.held:
+            try:
+                self._committer.teller.tell(SaveStarted, step=step, world=job.world, reason=reason)
+                future = self._engine.save(
+                    flat, local, job.attempt, job.commit, after, background=self._mode == "async"
+                )
+            except BaseException as error:  # a Ctrl-C as well: whoever heard of the beginning hears of the end
+                if self._ranks.coordinator:
+                    job.tell_failed(error)
+                raise
+        self._job = job
+        self.latest = self.pending = SaveHandle(step, reason, future)
+        return self.pending
+
+    def _prepare(
+        self, step: int, metrics: Mapping[str, Any] | None, reason: str
+    ) -> tuple[FlatState, LocalPlan, SaveJob]:
+        """All before the first byte is written; an error of any rank on all."""
         flat: Any = None
         local: Any = None
         attempt = ""
@@ -132,9 +166,10 @@ class Saves:
         kept: dict[str, float] = {}
         needed_bytes = 0
         free_bytes: int | None = None
+        lent = self._state.lend(self._ranks.gather)  # may be collective: before what one rank alone may fail in
         try:
             self.check_step(step)
-            flat = self._state.capture(step, rank=self._ranks.rank, world=self._ranks.world)
+            flat = self._state.capture(step, rank=self._ranks.rank, world=self._ranks.world, lent=lent)
             local = self._engine.plan(flat)
             needed_bytes = worst_case_bytes(flat, local, self._ranks.rank)
             if self._ranks.coordinator:
@@ -151,13 +186,7 @@ class Saves:
         if len(set(steps)) > 1:
             raise RanksDisagreeError(f"ranks save different steps: {steps} by rank. Nothing was written.", steps=steps)
         refuse_without_room(self._committer.storage.url, step, sum(answer[3] for answer in answers), answers[0][4])
-        job = self._committer.job(attempt, step, self._ranks.world, kept, reason)
-        self.began_s = self._clock.monotonic_s()
-        after = job.sweep if self._ranks.coordinator else None
-        future = self._engine.save(flat, local, attempt, job.commit, after, background=self._mode == "async")
-        self._job = job
-        self.latest = self.pending = SaveHandle(step, reason, future)
-        return self.pending
+        return flat, local, self._committer.job(attempt, step, self._ranks.world, kept, reason)
 
     def _failed(self) -> bool:
         """Whether the save in flight is known to have failed on some rank."""
@@ -171,7 +200,8 @@ class Saves:
         handle = self.pending
         if handle is None:
             return
-        error = handle.exception()
+        with self._job.held if self._job else nullcontext():
+            error = handle.exception()
         self.pending = None  # not before: an interrupted wait must leave it to be waited for at the end
         try:
             if isinstance(error, RanksLostError):
@@ -182,6 +212,7 @@ class Saves:
         except ResilioError as failure:
             self.latest = None  # that step is not saved: it may be tried again
             if self._ranks.coordinator and self._job is not None:
+                self._job.tell_failed(failure)
                 # A rank that is late may still write: what it leaves goes when the next save begins.
                 self._job.failed(over=not isinstance(failure, RanksLostError))
             raise

@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -28,6 +28,8 @@ from ..errors import (
     ResilioError,
     SaveError,
 )
+from ..events import Saved, Swept
+from ..hooks import Calls, Host
 from ..policies import KeepPolicy
 from ..records import keys
 from ..records.catalog import Catalog, RecordCache, discover
@@ -39,8 +41,9 @@ from ..records.run import check_folder, open_run, read_run
 from ..records.schema import FORMAT, Manifest, ObjectRecord, encode
 from ..records.sweep import sweep
 from ..storage.base import Storage
-from ..types import CheckpointInfo, CheckpointRef
+from ..types import CheckpointInfo, CheckpointRef, Scalar
 from .choosing import Picker
+from .telling import Held, Teller
 
 __all__ = ["Committer", "SaveJob", "numbers"]
 
@@ -75,8 +78,11 @@ class Committer:
     Every rank has one, rank 0 alone uses its storage.
     """
 
-    def __init__(self, storage: Storage, keep: KeepPolicy, clock: Clock, digest: str) -> None:
+    def __init__(
+        self, storage: Storage, keep: KeepPolicy, clock: Clock, digest: str, teller: Teller | None = None
+    ) -> None:
         self.storage = storage
+        self.teller = teller or Teller(Calls(Host([])), storage.url, clock, coordinator=False)
         self.keep = keep
         self.clock = clock
         self.digest = digest
@@ -96,6 +102,7 @@ class Committer:
         return explain(
             self.storage,
             self.keep_reasons,
+            claims=self.teller.calls.pins,
             generation=self.writer.generation,
             failed=self.writer.failed | self.unfinished,
             begun=self.writer.begun,
@@ -191,7 +198,8 @@ class Committer:
 
     def job(self, attempt: str, step: int, world: int, metrics: dict[str, float], reason: str) -> SaveJob:
         """One attempt. What it will record is frozen here: the training loop is at another step when it commits."""
-        return SaveJob(self, attempt, step, world, metrics, reason, time.monotonic())
+        about = self.teller.describe(step, world, metrics, reason)
+        return SaveJob(self, attempt, step, world, metrics, reason, about, time.monotonic())
 
 
 @dataclass
@@ -204,7 +212,11 @@ class SaveJob:
     world: int
     metrics: dict[str, float]
     reason: str
+    about: dict[str, dict[str, Scalar]]
     began_s: float
+    held: Held = field(default_factory=Held)
+    size_bytes: int = 0
+    told: bool = False  # plugins know how it ended
 
     @property
     def ref(self) -> CheckpointRef:
@@ -246,20 +258,22 @@ class SaveJob:
             check_folder(storage, self.attempt, expected)
         except IntegrityError as error:
             raise self.cause(error) from None
+        self.size_bytes = sum(expected.values())
         self.owner.writer.commit(
             self.attempt,
             manifest_size_bytes=len(manifest),
             manifest_digest=digest_of(manifest, self.owner.digest),
             world=self.world,
-            size_bytes=sum(expected.values()),
+            size_bytes=self.size_bytes,
             metrics=self.metrics,
             reasons=[self.reason],
             versions=_versions(),
+            about=self.about,
         )
         _log.info(
             "saved step=%d generation=%d world=%d seconds=%.3f size_bytes=%d reason=%r",
             *(self.step, self.ref.generation, self.world, time.monotonic() - self.began_s),
-            *(sum(expected.values()), self.reason),
+            *(self.size_bytes, self.reason),
         )
         return self.ref
 
@@ -280,6 +294,26 @@ class SaveJob:
         if over:
             self.owner.discard_failed()
 
+    def tell_failed(self, error: BaseException) -> None:
+        """Tell plugins that it failed, unless they know how it ended: a save ends once. Rank 0."""
+        if not self.told:
+            self.told = True
+            self.owner.teller.save_failed(self.step, self.reason, error)
+
+    def committed(self) -> None:
+        """After the acknowledged commit: plugins hear of it, then comes the sweep. Rank 0; in the saving thread."""
+        self.told = True
+        self.owner.teller.tell(
+            Saved,
+            ref=self.ref,
+            world=self.world,
+            size_bytes=self.size_bytes,
+            seconds=time.monotonic() - self.began_s,
+            held_s=self.held.seconds,
+            reason=self.reason,
+        )
+        self.sweep()
+
     def sweep(self) -> None:
         """Delete what has no reason to live any more. Rank 0; in the saving thread; a failure never fails training."""
         owner = self.owner
@@ -288,6 +322,7 @@ class SaveJob:
             report = sweep(
                 owner.storage,
                 owner.keep_reasons,
+                claims=owner.teller.calls.pins,
                 generation=self.ref.generation,
                 failed=owner.writer.failed | owner.unfinished,
                 begun=owner.writer.begun,
@@ -297,11 +332,18 @@ class SaveJob:
         except Exception as error:  # noqa: BLE001  a policy of the user's own, or a storage, may raise anything
             _log.warning("sweep put off until the next save error=%s: %s", type(error).__name__, error)
             _log.debug("sweep", exc_info=True)
+            owner.teller.tell(Swept, deleted=(), leftovers=0, failed=(f"{type(error).__name__}: {error}",))
             return
         owner.unfinished = frozenset(report.unfinished)
         if report.refused:
             _log.warning("swept nothing of the lineage: %s", report.refused)
         if report.deleted or report.attempts or report.failed:
+            owner.teller.tell(
+                Swept,
+                deleted=tuple(report.deleted),
+                leftovers=len(report.attempts),
+                failed=tuple(report.failed),
+            )
             _log.info(
                 "swept checkpoints=%s leftovers=%d failed=%s",
                 *([ref.step for ref in report.deleted], len(report.attempts), report.failed),

@@ -141,6 +141,7 @@ class Catalog:
             reasons=tuple(record.reasons),
             on_lineage=ref in self.lineage,
             size_bytes=record.size_bytes or None,
+            about=record.about,
         )
 
     def checkpoints(self) -> tuple[list[CheckpointInfo], list[Damage]]:

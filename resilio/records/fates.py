@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -19,7 +19,7 @@ from .catalog import Catalog, RecordCache, discover, list_attempts
 from .commits import find_commit
 from .holds import Holds, pins
 
-__all__ = ["OFF_LINEAGE_S", "Explanation", "Fate", "Keep", "Looked", "explain", "look"]
+__all__ = ["OFF_LINEAGE_S", "Claims", "Explanation", "Fate", "Keep", "Looked", "explain", "look"]
 
 OFF_LINEAGE_S = 7 * 86_400.0  # how long a checkpoint lives after the lineage left it
 LITTER_S = 86_400.0  # somebody may be writing a younger one
@@ -27,6 +27,10 @@ LITTER_S = 86_400.0  # somebody may be writing a younger one
 # The checkpoints of the lineage, oldest to newest -> those that a policy has a reason to keep, and the reasons. As
 # `policy.reasons(infos, now_s)` says it; what lives whatever policies say is added here.
 Keep = Callable[[list[CheckpointInfo]], Mapping[CheckpointRef, str]]
+
+# All checkpoints, off the lineage first -> those that somebody besides the policy keeps, such as plugins, and the
+# reasons. If it raises, nothing is deleted, since what it would have kept is not known.
+Claims = Callable[[list[CheckpointInfo]], Mapping[CheckpointRef, Sequence[str]]]
 
 Kind = Literal["checkpoint", "damaged", "record", "attempt"]
 
@@ -129,6 +133,7 @@ def explain(
     storage: Storage,
     keep: Keep,
     *,
+    claims: Claims | None = None,
     generation: int | None = None,
     failed: Collection[str] = (),
     begun: Collection[str] | None = None,
@@ -146,6 +151,7 @@ def explain(
     Args:
         storage: the run's.
         keep: as for `sweep`.
+        claims: as for `sweep`.
         generation: who would sweep; the newest generation that has a commit, if it is not said.
         failed: as for `sweep`.
         begun: as for `sweep`.
@@ -160,6 +166,7 @@ def explain(
     looked = look(
         storage,
         keep,
+        claims=claims,
         generation=generation,
         failed=failed,
         begun=begun,
@@ -176,6 +183,7 @@ def look(
     storage: Storage,
     keep: Keep,
     *,
+    claims: Claims | None = None,
     generation: int | None,
     failed: Collection[str] = (),
     begun: Collection[str] | None = None,
@@ -201,7 +209,7 @@ def look(
         looked.idle = f"generation {generation} has yet to commit"
     clock = clock or SystemClock()
     holds = Holds(storage, catalog.now_s, clock)
-    _Decision(looked, holds, generation, failed, begun, Abandonment(catalog, abandoned_after_s)).run(keep)
+    _Decision(looked, holds, generation, failed, begun, Abandonment(catalog, abandoned_after_s)).run(keep, claims)
     looked.leases = list(holds.run_out())
     if catalog.now_s is not None:
         old_s = catalog.now_s - LITTER_S
@@ -232,12 +240,14 @@ class _Decision:
     failed: Collection[str]
     begun: Collection[str] | None
     abandonment: Abandonment
+    claimed: Mapping[CheckpointRef, Sequence[str]] = field(default_factory=dict)
 
-    def run(self, keep: Keep) -> None:
+    def run(self, keep: Keep, claims: Claims | None) -> None:
         catalog = self.looked.catalog
         infos, absent, damaged, gone = self._split()
         on = [info for info in infos if info.on_lineage]
         sound = self._sound(on)
+        self._ask(infos, claims)
         reasons = self._reasons(on, sound, keep)
         attempts = self._attempts(damaged.keys() | gone)
         whole = [self._checkpoint(info, reasons, sound) for info in infos]
@@ -281,6 +291,13 @@ class _Decision:
         quarantined = [info.key for info in self.looked.catalog.storage.list(keys.QUARANTINE)]
         return [info.ref for info in on if not any(keys.holds(key, info.ref) for key in quarantined)]
 
+    def _ask(self, infos: list[CheckpointInfo], claims: Claims | None) -> None:
+        try:
+            self.claimed = claims(infos) if claims else {}
+        except Exception as error:  # noqa: BLE001  it may have kept anything
+            self.looked.idle = self.looked.idle or str(error)
+            self.looked.failed.append(str(error))
+
     def _reasons(
         self, on: list[CheckpointInfo], sound: list[CheckpointRef], keep: Keep
     ) -> dict[CheckpointRef, list[str]]:
@@ -295,6 +312,8 @@ class _Decision:
             reasons[on[-1].ref].append("newest that is whole")
         if sound and sound[-1] != newest:
             reasons[sound[-1]].append("newest that is not quarantined")
+        for ref, why in reasons.items():  # not before it is known whether the policy is silent
+            why += self.claimed.get(ref, ())
         if silent and not all(reasons.values()):
             # A policy that keeps nothing at all is a mistake sooner than a wish (restic refuses it as well).
             self.looked.refused = f"the keep policy has no reason for any of {len(on)} checkpoints, so none is deleted"
@@ -309,7 +328,8 @@ class _Decision:
             goes, why = not reasons[info.ref], reasons[info.ref] or ["no policy has a reason to keep it"]
         else:
             goes, because = self.abandonment.judge(info.ref, sound)
-            why = [because]
+            why = [because, *self.claimed.get(info.ref, ())]
+            goes = goes and len(why) == 1
         return self._fate("checkpoint", info.ref, goes, why, info=info, attempt=info.attempt)
 
     def _record(self, ref: CheckpointRef) -> Fate:

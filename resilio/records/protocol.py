@@ -30,7 +30,7 @@ from ..errors import (
     TransientError,
 )
 from ..storage.base import Storage
-from ..types import CheckpointRef
+from ..types import CheckpointRef, Scalar
 from . import keys, schema
 from .catalog import Catalog, discover, list_generations, read_generation
 from .owners import owner_of, replaced_by
@@ -188,6 +188,7 @@ class RunWriter:
         metrics: Mapping[str, float] | None = None,
         reasons: Iterable[str] = (),
         versions: Mapping[str, str] | None = None,
+        about: Mapping[str, dict[str, Scalar]] | None = None,
     ) -> CheckpointRef:
         """Make an attempt a checkpoint. All else of it is on storage already, its manifest last.
 
@@ -202,6 +203,7 @@ class RunWriter:
             metrics: rank 0's.
             reasons: why it was saved.
             versions: of resilio, torch, python.
+            about: what plugins say of it.
 
         Returns:
             The checkpoint, acknowledged.
@@ -230,6 +232,7 @@ class RunWriter:
             metrics=encode_metrics(metrics or {}),
             reasons=list(reasons),
             versions=dict(versions or {}),
+            about=dict(about or {}),
         )
         try:
             data = schema.encode(record)

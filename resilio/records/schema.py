@@ -43,6 +43,8 @@ Generation = Annotated[int, msgspec.Meta(ge=1, le=999_999)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,20}:[0-9a-f]{1,128}$")]  # "xxh3_128:9f86…"
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Dims = Annotated[list[Size], msgspec.Meta(max_length=64)]
 
 
@@ -112,6 +114,7 @@ class CommitRecord(Sealed, kw_only=True):
     metrics: dict[str, float | str] = {}  # non-finite ones as "nan", "inf", "-inf": JSON has no such numbers
     reasons: list[str] = []
     versions: dict[str, str] = {}
+    about: dict[Name, dict[Text, Text | Whole | float | bool | None]] = {}  # plugin -> what it said of this save
 
 
 class PinRecord(Sealed, kw_only=True):

@@ -16,7 +16,7 @@ from ..storage.base import Incomplete, Storage
 from ..types import CheckpointRef
 from . import keys
 from .catalog import RecordCache, list_generations
-from .fates import OFF_LINEAGE_S, Fate, Keep, Looked, look
+from .fates import OFF_LINEAGE_S, Claims, Fate, Keep, Looked, look
 from .holds import Holds
 
 __all__ = ["Keep", "SweepReport", "sweep"]
@@ -54,6 +54,7 @@ def sweep(
     storage: Storage,
     keep: Keep,
     *,
+    claims: Claims | None = None,
     generation: int,
     failed: Collection[str] = (),
     begun: Collection[str] | None = None,
@@ -75,6 +76,8 @@ def sweep(
         storage: the run's.
         keep: the pure decision about the lineage. Only what policies say: a reason that is always given (such as the
             one for the newest) would hide that they say nothing.
+        claims: what somebody besides the policy keeps, on the lineage or off it; if it raises, nothing is deleted, and
+            `failed` says why.
         generation: the caller's own; it must be the newest and have an acknowledged commit, else nothing is done.
         failed: attempts of the caller that failed before their commit was sent.
         begun: all attempts that the caller began in this generation. Others that bear its number are those of a manager
@@ -91,6 +94,7 @@ def sweep(
     looked = look(
         storage,
         keep,
+        claims=claims,
         generation=generation,
         failed=failed,
         begun=begun,
@@ -98,13 +102,13 @@ def sweep(
         clock=clock,
         abandoned_after_s=abandoned_after_s,
     )
-    report = SweepReport()
+    report = SweepReport(failed=looked.failed)
     if looked.catalog.newest_generation > generation:
         report.fenced_by = looked.catalog.newest_generation
     if not looked.idle:
         _Sweep(storage, generation, looked, clock, report).run()
-        there = looked.folders.keys() | looked.dangling.keys()
-        report.unfinished += sorted(there & set(failed) - set(report.attempts))
+    there = looked.folders.keys() | looked.dangling.keys()
+    report.unfinished += sorted(there & set(failed) - set(report.attempts))
     return report
 
 
@@ -121,7 +125,6 @@ class _Sweep:
     report: SweepReport
 
     def run(self) -> None:
-        self.report.failed += self.looked.failed
         self.report.refused = self.looked.refused
         self.report.kept = {
             fate.ref: fate.why for fate in self.looked.fates if fate.kind == "checkpoint" and not fate.goes
