@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from typing import Any
@@ -27,8 +26,8 @@ def train_until_signalled(rank: int, world: int, url: str, signalled: int, also_
         for step in range(1, 9):
             job.train_step()
             if step == 3 and rank == signalled:
-                os.kill(os.getpid(), signal.SIGTERM)
-                os.kill(os.getpid(), signal.SIGUSR1)
+                signal.raise_signal(signal.SIGTERM)
+                signal.raise_signal(signal.SIGUSR1)
             if step == 4 and also_save:
                 ckpt.save(3)  # a save by hand reads the vote: the signal must not get lost with it
             ckpt.step(step)
@@ -64,7 +63,7 @@ def test_one_process_needs_no_other_step(tmp_path):
         ckpt.restore()
         assert ckpt.step(1) is None
         assert not ckpt.stop_requested
-        os.kill(os.getpid(), signal.SIGUSR2)
+        signal.raise_signal(signal.SIGUSR2)
         ckpt.step(2)
         handle = ckpt.step(3)
         assert ckpt.stop_requested
@@ -104,12 +103,12 @@ def test_one_ctrl_c_asks_for_a_save_and_the_second_interrupts(tmp_path):
     with CheckpointManager(f"file://{tmp_path}", {"n": {"x": 1}}, save=save_on_signal("SIGINT"), mode="sync") as ckpt:
         ckpt.restore()
         ckpt.step(1)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         ckpt.step(2)
         ckpt.step(3)
         assert ckpt.stop_requested and [info.step for info in ckpt.checkpoints()] == [3]
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -122,7 +121,7 @@ def test_two_managers_that_listen_may_be_closed_in_any_order(tmp_path):
     first.restore()
     second.restore()
     first.close()
-    os.kill(os.getpid(), signal.SIGTERM)  # would end this process if the first had put the default back
+    signal.raise_signal(signal.SIGTERM)  # would end this process if the first had put the default back
     second.step(1)
     second.step(2)
     assert second.stop_requested
@@ -145,7 +144,7 @@ def test_a_loop_that_only_saves_is_asked_to_stop_as_well(tmp_path):
     with CheckpointManager(f"file://{tmp_path}", {"n": {"x": 1}}, save=save_on_signal("SIGUSR1"), mode="sync") as ckpt:
         ckpt.restore()
         ckpt.save(1)
-        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
         for step in (2, 3):
             ckpt.save(step)
         assert ckpt.stop_requested
