@@ -88,6 +88,9 @@ class Writer(Protocol):
 class Storage(ABC):
     """Bytes by key, in one store under one root.
 
+    Keys are taken to the letter: two that differ, in case or unicode form say, name two objects. An object may have no
+    bytes.
+
     Synchronous and thread-safe. Picklable as configuration: a copy in another process connects anew; connections are
     made lazily, per process, and never cross a fork. Errors are those of `resilio.errors` (`StorageError` and below),
     with `key` and `url` as attributes; a backend does not retry, `resilio.storage.retrying` does.
@@ -118,7 +121,7 @@ class Storage(ABC):
         """Begin a large object; it becomes visible, whole and durable, when the block ends cleanly.
 
         An exception inside the block aborts: nothing is published, and nothing that was there is touched. `size_hint`
-        is the expected length in bytes.
+        is the expected length in bytes; it may be wrong.
 
         Raises:
             AlreadyExistsError: there is such an object; found at the latest when the block ends. A store without
@@ -153,7 +156,7 @@ class Storage(ABC):
         return iter(())
 
     def abort(self, item: Incomplete) -> None:
-        """Remove what `incomplete` found; missing is no error."""
+        """Remove what `incomplete` found; missing is no error. Touches no other upload, not even of the same key."""
         raise NotImplementedError(f"{type(self).__name__} lists incomplete uploads but cannot abort them")
 
     def free_bytes(self) -> int | None:
@@ -164,7 +167,7 @@ class Storage(ABC):
         return None
 
     def close(self) -> None:  # noqa: B027  most storages have nothing to give back
-        """Give back connections. Idempotent; the storage may be used again."""
+        """Give back connections. Idempotent; the storage may be used again. Nothing to other copies of it."""
 
     def get(self, key: str) -> bytes:
         """The whole of a small object.

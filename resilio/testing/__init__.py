@@ -14,8 +14,8 @@ def __getattr__(name: str) -> Any:
     if name == "StorageContract":
         import pytest
 
-        pytest.register_assert_rewrite(f"{__name__}._contract_tools", f"{__name__}._contract_writing")
-        pytest.register_assert_rewrite(f"{__name__}.storage_contract")  # so that a failed promise shows its values
+        for part in ("tools", "writing", "reading", "sharing"):  # so that a failed promise shows its values
+            pytest.register_assert_rewrite(f"{__name__}._contract_{part}")
         from .storage_contract import StorageContract
 
         return StorageContract
