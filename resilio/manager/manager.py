@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 import weakref
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -205,7 +204,7 @@ class CheckpointManager(RunView):
         Blocks: until all ranks have restored, or all have raised the same error.
         """
         self._open()
-        began_s = time.monotonic()
+        began_s = self._clock.monotonic_s()
         try:
             report = self._restore(which, only, exclude, rename, strict)
         except BaseException as error:
@@ -218,7 +217,7 @@ class CheckpointManager(RunView):
             saved_world=found.world if found else None,
             world=self._ranks.world,
             read_bytes=report.read_bytes,
-            seconds=time.monotonic() - began_s,
+            seconds=self._clock.monotonic_s() - began_s,
             passed_over=report.passed_over,
         )
         return report

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import platform
-import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -199,7 +198,7 @@ class Committer:
     def job(self, attempt: str, step: int, world: int, metrics: dict[str, float], reason: str) -> SaveJob:
         """One attempt. What it will record is frozen here: the training loop is at another step when it commits."""
         about = self.teller.describe(step, world, metrics, reason)
-        return SaveJob(self, attempt, step, world, metrics, reason, about, time.monotonic())
+        return SaveJob(self, attempt, step, world, metrics, reason, about, self.clock.monotonic_s(), Held(self.clock))
 
 
 @dataclass
@@ -214,7 +213,7 @@ class SaveJob:
     reason: str
     about: dict[str, dict[str, Scalar]]
     began_s: float
-    held: Held = field(default_factory=Held)
+    held: Held
     size_bytes: int = 0
     told: bool = False  # plugins know how it ended
 
@@ -272,7 +271,7 @@ class SaveJob:
         )
         _log.info(
             "saved step=%d generation=%d world=%d seconds=%.3f size_bytes=%d reason=%r",
-            *(self.step, self.ref.generation, self.world, time.monotonic() - self.began_s),
+            *(self.step, self.ref.generation, self.world, self.owner.clock.monotonic_s() - self.began_s),
             *(self.size_bytes, self.reason),
         )
         return self.ref
@@ -308,7 +307,7 @@ class SaveJob:
             ref=self.ref,
             world=self.world,
             size_bytes=self.size_bytes,
-            seconds=time.monotonic() - self.began_s,
+            seconds=self.owner.clock.monotonic_s() - self.began_s,
             held_s=self.held.seconds,
             reason=self.reason,
         )

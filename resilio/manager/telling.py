@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -67,23 +66,24 @@ class Teller:
 class Held:
     """How long the training loop was held by one save: a stopwatch, read in the saving thread; a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._before_s = 0.0
         self._since_s: float | None = None
 
     def __enter__(self) -> None:
         with self._lock:
-            self._since_s = time.monotonic()
+            self._since_s = self._clock.monotonic_s()
 
     def __exit__(self, *exc: object) -> None:
         with self._lock:
             assert self._since_s is not None
-            self._before_s += time.monotonic() - self._since_s
+            self._before_s += self._clock.monotonic_s() - self._since_s
             self._since_s = None
 
     @property
     def seconds(self) -> float:
         """So far."""
         with self._lock:
-            return self._before_s + (0.0 if self._since_s is None else time.monotonic() - self._since_s)
+            return self._before_s + (0.0 if self._since_s is None else self._clock.monotonic_s() - self._since_s)
