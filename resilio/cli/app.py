@@ -14,6 +14,7 @@ from .extra import CommandGroup
 from .forget import forget
 from .ls import ls
 from .pin import pin, unpin
+from .plan import plan
 from .plugins import plugins
 from .selftest import selftest
 from .show import show
@@ -72,6 +73,6 @@ def _options(
     pass
 
 
-for command in (ls, show, verify, pin, unpin, forget, plugins, completion):
+for command in (ls, show, verify, pin, unpin, forget, plan, plugins, completion):
     app.command()(command)
 app.add_typer(selftest, name="selftest")

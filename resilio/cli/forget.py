@@ -38,14 +38,14 @@ def forget(
 ) -> int:
     """Tell which checkpoints a policy has no reason to keep; with --yes, delete them, and what crashes left behind.
 
-    The newest, what is pinned or being read, and what a newer branch left less than 7 days ago live whatever the policy
-    says. A job may be saving to the run meanwhile.
+    The newest, what is pinned (by plugins too) or being read, and what a newer branch left less than 7 days ago live
+    whatever the policy says. A job may be saving to the run meanwhile.
 
     Exit codes: 0 all that goes is gone, or the plan was told; 2 also: the policy keeps nothing at all; 3 something that
     was to go could not be deleted or read, or a newer job took over; 4 nothing there.
     """
     from ..errors import ConfigError
-    from ..hooks import open_storage
+    from ..hooks import Calls, host, open_storage
     from ..records.fates import explain
     from ..records.sweep import sweep
     from . import look, output
@@ -62,14 +62,15 @@ def forget(
         def reasons(infos: list[CheckpointInfo]) -> Mapping[CheckpointRef, str]:
             return policy.reasons(infos, now_s)
 
-        told = explain(storage, reasons, generation=generation).with_pins(storage)
+        claims = Calls(host()).pins
+        told = explain(storage, reasons, claims=claims, generation=generation).with_pins(storage)
         if told.refused:
             raise ConfigError(f"{storage.url}: {told.refused}. Say one that keeps something, such as {EXAMPLE}")
         plan = Plan(told, _sizes(storage))
         if not as_json:
             output.emit_rich(*plan.page(now_s))
         # What there is may have changed since: the sweep looks and decides anew, by the same rules.
-        done = sweep(storage, reasons, generation=generation) if yes else None
+        done = sweep(storage, reasons, claims=claims, generation=generation) if yes else None
     code = Exit.GOOD if done is None or plan.left(done) == [] else Exit.INCONCLUSIVE
     if as_json:
         output.emit_json({"url": storage.url, "keep": repr(policy), **plan.json(), "done": _done_json(plan, done)})
@@ -125,7 +126,7 @@ class Plan:
             said.append(
                 f"generation {done.fenced_by} is newer: another job owns the run now, and deletes by its policy"
             )
-        elif self.told.idle:
+        elif self.told.idle and self.told.idle not in said:
             said.append(self.told.idle)
         if done.refused:
             said.append(done.refused)

@@ -57,14 +57,17 @@ def console(*, stderr: bool = False) -> Console:
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on stderr, if that is a terminal, while the block runs; gives what to call with bytes done and in all."""
+def progress_bar(title: str, *, in_bytes: bool = True) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr, if that is a terminal, while the block runs; gives what to call with how much is done, and in
+    all.
+    """
     if not sys.stderr.isatty():
         yield None
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+    amounts = (DownloadColumn(binary_units=True), TransferSpeedColumn()) if in_bytes else ()
+    columns = (BarColumn(), *amounts, TimeRemainingColumn())
     with Progress(TextColumn(title, markup=False), *columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -19,6 +19,7 @@ __all__ = [
     "damage_json",
     "damage_line",
     "info_json",
+    "is_open",
     "ls_table",
     "show_json",
     "show_page",
@@ -46,17 +47,23 @@ def info_json(info: CheckpointInfo) -> dict[str, Any]:
         "reasons": list(info.reasons),
         "metrics": info.metrics,
         "attempt": info.attempt,
+        "about": info.about,
     }
 
 
-def damage_json(damage: Damage) -> dict[str, str]:
-    """A finding."""
-    return {"where": damage.where, "what": damage.what}
+def damage_json(damage: Damage) -> dict[str, Any]:
+    """A finding. An inconclusive one says that something could not be judged, not that it is damaged."""
+    return {"where": damage.where, "what": damage.what, "inconclusive": is_open(damage)}
+
+
+def is_open(damage: Damage) -> bool:
+    """Whether a finding is that a plugin could not tell."""
+    return bool(damage.facts.get("inconclusive"))
 
 
 def damage_line(damage: Damage) -> str:
     """The same for people."""
-    return clean(f"DAMAGED  {damage}")
+    return clean(f"{'NOT JUDGED' if is_open(damage) else 'DAMAGED'}  {damage}")
 
 
 def ls_table(infos: Sequence[CheckpointInfo], now_s: float) -> Table:
@@ -133,11 +140,12 @@ def show_page(page: Mapping[str, Any], now_s: float) -> list[RenderableType]:
         ("saved because", reasons or "?"),
         ("metrics", "  ".join(f"{key} = {value:.6g}" for key, value in metrics) or "none"),
         ("versions", "  ".join(f"{key} {value}" for key, value in sorted(page["versions"].items())) or "?"),
+        *((f"plugin {name}", _said(said)) for name, said in sorted(info["about"].items())),
         ("folder", info["attempt"]),
         ("tensors", f"{tensors['count']}, {size(tensors['size_bytes'])}, and {page['tied']} tied to one of them"),
         ("values", f"{values['count']}: {_counts(values['components'])}"),
     ):
-        head.add_row(name, clean(text))
+        head.add_row(clean(name), clean(text))
     parts: list[RenderableType] = [head]
     for title, rows in (("component", tensors["components"]), ("dtype", tensors["dtypes"])):
         totals = table(title, "tensors", "size")
@@ -174,7 +182,7 @@ def verify_json(ref: CheckpointRef, damage: Sequence[Damage], on_lineage: bool) 
 def verify_lines(ref: CheckpointRef, damage: Sequence[Damage]) -> list[str]:
     """The same for people."""
     name = keys.stem(ref)
-    return [f"{name}  good"] if not damage else [clean(f"{name}  DAMAGED  {one}") for one in damage]
+    return [f"{name}  good"] if not damage else [f"{name}  {damage_line(one)}" for one in damage]
 
 
 def table(*columns: str) -> Table:
@@ -205,6 +213,10 @@ def _component(key: str) -> str:
 
 def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def _said(said: Mapping[str, Any]) -> str:
+    return "  ".join(f"{key} = {_cut(str(value))}" for key, value in sorted(said.items()))
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from resilio.hooks import open_storage
+from resilio.cli.extra import plugin_host
+from resilio.hooks import host, open_storage
 from resilio.records import digests, keys, schema
 from resilio.storage.base import Storage
 from resilio.types import CheckpointRef
@@ -49,7 +54,13 @@ class Run:
         self._put(keys.generation_key(generation), record)
         self.generation = generation
 
-    def commit(self, step: int, metrics: dict[str, float | str] | None = None, n_bytes: int = 200_000) -> str:
+    def commit(
+        self,
+        step: int,
+        metrics: dict[str, float | str] | None = None,
+        n_bytes: int = 200_000,
+        about: dict[str, Any] | None = None,
+    ) -> str:
         """A checkpoint of one rank and two tensors; returns the name of its folder."""
         attempt = keys.attempt_name(step, self.generation, "7f3a")
         raw = bytes(i * 7 % 251 for i in range(n_bytes)) + step.to_bytes(8, "little")
@@ -104,6 +115,7 @@ class Run:
             size_bytes=len(raw),
             metrics=metrics or {},
             reasons=["every 100 steps"],
+            about=about or {},
             versions={"torch": "2.13.0", "resilio": "0.1.0"},
         )
         self._put(keys.commit_key(CheckpointRef(self.generation, step)), record)
@@ -145,3 +157,39 @@ def resilio(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, 
         return code, out, err
 
     return call
+
+
+class Installed:
+    """A folder on the path of this process and its children, to which distributions are installed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def module(self, name: str, source: str) -> None:
+        (self.folder / f"{name}.py").write_text(textwrap.dedent(source))
+
+    def add(self, name: str, source: str) -> None:
+        self.module(f"{name}_module", source)
+        info = self.folder / f"{name}_dist-1.2.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-dist\nVersion: 1.2\n")
+        (info / "entry_points.txt").write_text(f"[resilio]\n{name} = {name}_module\n")
+        _forget()
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installed]:
+    folder = tmp_path / "installed"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    _forget()
+    yield Installed(folder)
+    _forget()
+    for name in [name for name, one in sys.modules.items() if str(folder) in str(getattr(one, "__file__", ""))]:
+        del sys.modules[name]
+
+
+def _forget() -> None:
+    host.cache_clear()
+    plugin_host.cache_clear()

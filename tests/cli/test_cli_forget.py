@@ -180,3 +180,50 @@ def test_a_damaged_record_is_shown_and_left_alone(resilio: Any, branched: Any) -
     assert (code, "NOT DONE  commits/000000200-g000001.json" in out) == (3, True)
     assert path.exists()
     assert (branched.folder / "step-000000200-g000001-7f3a" / "manifest.json").exists()
+
+
+CLAIMS = """
+    import resilio
+
+    @resilio.hookimpl
+    def resilio_pins(checkpoints):
+        if FAILS:
+            raise ValueError("no answer")
+        return {info.ref: "in use" for info in checkpoints if info.step == 200}
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_plugins_keep_lives_and_if_that_is_not_known_all_does(
+    resilio: Any, installed: Any, branched: Any, fails: bool
+) -> None:
+    installed.add("claims", CLAIMS.replace("FAILS", str(fails)))
+    code, out, _ = resilio("forget", branched.url, *LAST)
+    assert code == 0
+    assert ("no answer" if fails else "in use (plugin claims)") in out
+    code, out, _ = resilio("forget", branched.url, *LAST, "--yes")
+    assert code == (3 if fails else 0)
+    assert out.count("NOT DONE") == (1 if fails else 0)
+    assert steps(branched) == (
+        [(1, 100), (1, 200), (1, 300), (2, 300), (2, 400)] if fails else [(1, 200), (1, 300), (2, 400)]
+    )
+    code, out, _ = resilio("plan", branched.url, "--save", "save_every(100)", *LAST, "--steps", "100", "--json")
+    told = json.loads(out)
+    assert (code, any("no answer" in note for note in told["notes"])) == (0, fails)
+    assert "000000200-g000001" in told["saves"][0]["deletes"] or not fails
+
+
+def test_a_policy_of_a_plugin_can_be_said(resilio: Any, installed: Any, branched: Any) -> None:
+    installed.add(
+        "mine",
+        """
+        import resilio
+        from resilio.policies import keep_last
+
+        @resilio.hookimpl
+        def resilio_register_policies(register):
+            register("keep_newest", lambda: keep_last(1))
+        """,
+    )
+    code, out, _ = resilio("forget", branched.url, "--keep", "keep_newest()", "--json")
+    assert (code, json.loads(out)["keep"]) == (0, "keep_last(1)")

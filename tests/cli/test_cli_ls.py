@@ -29,6 +29,7 @@ def test_json_has_every_field(resilio: Any, branched: Any) -> None:
     assert page["url"] == branched.url
     assert page["damaged"] == []
     assert page["checkpoints"][1] == {
+        "about": {},
         "attempt": "step-000000300-g000002-7f3a",
         "committed_at": "2023-11-14T22:18:20Z",
         "generation": 2,

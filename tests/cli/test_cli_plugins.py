@@ -6,14 +6,11 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import resilio.hooks
 from resilio.cli.extra import plugin_host
 
 GOOD = """
@@ -65,50 +62,14 @@ COMMANDS = """
 """
 
 
-class Installed:
-    """A folder on the path of this process and its children, to which distributions are installed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def module(self, name: str, source: str) -> None:
-        (self.folder / f"{name}.py").write_text(textwrap.dedent(source))
-
-    def add(self, name: str, source: str) -> None:
-        self.module(f"{name}_module", source)
-        info = self.folder / f"{name}_dist-1.2.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-dist\nVersion: 1.2\n")
-        (info / "entry_points.txt").write_text(f"[resilio]\n{name} = {name}_module\n")
-        _forget()
-
-
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installed]:
-    folder = tmp_path / "installed"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
-    _forget()
-    yield Installed(folder)
-    _forget()
-    for name in [name for name, one in sys.modules.items() if str(folder) in str(getattr(one, "__file__", ""))]:
-        del sys.modules[name]
-
-
-def _forget() -> None:
-    resilio.hooks.host.cache_clear()
-    plugin_host.cache_clear()
-
-
-@pytest.fixture
-def good(installed: Installed) -> Installed:
+def good(installed: Any) -> Any:
     installed.add("good", GOOD)
     installed.module("good_commands", COMMANDS)
     return installed
 
 
-def test_each_is_listed_with_what_it_brings(resilio: Any, good: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_is_listed_with_what_it_brings(resilio: Any, good: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     good.add("other", "import no_such_library")
     monkeypatch.setenv("RESILIO_DISABLE_PLUGINS", "other")
     code, out, err = resilio("plugins")
@@ -135,7 +96,7 @@ def test_each_is_listed_with_what_it_brings(resilio: Any, good: Installed, monke
     }
 
 
-def test_a_command_runs_with_its_options_and_its_exit_code(resilio: Any, good: Installed) -> None:
+def test_a_command_runs_with_its_options_and_its_exit_code(resilio: Any, good: Any) -> None:
     assert resilio("greet", "you") == (0, "hello you\n", "")
     assert resilio("greet", "you", "--code", "3") == (3, "hello you\n", "")
     assert resilio("group", "one") == (4, "one\n", "")
@@ -143,7 +104,7 @@ def test_a_command_runs_with_its_options_and_its_exit_code(resilio: Any, good: I
     assert (code, "name" in err.lower()) == (2, True)
 
 
-def test_it_is_listed_without_being_imported_and_has_its_help(resilio: Any, good: Installed) -> None:
+def test_it_is_listed_without_being_imported_and_has_its_help(resilio: Any, good: Any) -> None:
     (good.folder / "good_commands.py").write_text("raise RuntimeError('imported')")
     code, out, err = resilio("--help")
     assert (code, err) == (0, "")
@@ -168,7 +129,7 @@ def test_it_is_listed_without_being_imported_and_has_its_help(resilio: Any, good
     ],
 )
 def test_a_command_that_is_broken_is_named_with_its_distribution(
-    resilio: Any, good: Installed, args: tuple[str, ...], code: int, says: str
+    resilio: Any, good: Any, args: tuple[str, ...], code: int, says: str
 ) -> None:
     found, out, err = resilio(*args)
     assert (found, out) == (code, "")
@@ -180,13 +141,13 @@ def test_a_command_that_is_broken_is_named_with_its_distribution(
     ("how", "code", "says"),
     [("exit", 3, ""), ("abort", 130, "interrupted"), ("foreseen", 4, "no such thing"), ("usage", 2, "not that")],
 )
-def test_how_a_command_ends_is_its_own_affair(resilio: Any, good: Installed, how: str, code: int, says: str) -> None:
+def test_how_a_command_ends_is_its_own_affair(resilio: Any, good: Any, how: str, code: int, says: str) -> None:
     found, _, err = resilio("odd", how)
     assert found == code
     assert says in err and "good-dist" not in err
 
 
-def test_a_broken_plugin_takes_away_no_command_that_tells_of_it(resilio: Any, good: Installed, branched: Any) -> None:
+def test_a_broken_plugin_takes_away_no_command_that_tells_of_it(resilio: Any, good: Any, branched: Any) -> None:
     good.add("bad", "import no_such_library_at_all")
     for args in (("--version",), ("ls", "--help"), ("completion", "bash")):
         code, _, err = resilio(*args)
@@ -206,7 +167,7 @@ def test_a_broken_plugin_takes_away_no_command_that_tells_of_it(resilio: Any, go
     assert "resilio: plugin 'bad' of bad-dist 1.2" in err
 
 
-def test_one_of_our_commands_looks_for_no_plugin(resilio: Any, good: Installed) -> None:
+def test_one_of_our_commands_looks_for_no_plugin(resilio: Any, good: Any) -> None:
     good.add("loud", "raise RuntimeError('imported')")
     assert resilio("completion", "fish")[0] == 0
     assert plugin_host.cache_info().currsize == 0
@@ -232,9 +193,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
         ("gone --x", 2, [""]),
     ],
 )
-def test_bash_takes_the_script_and_completes(
-    good: Installed, tmp_path: Path, words: str, at: int, wanted: list[str]
-) -> None:
+def test_bash_takes_the_script_and_completes(good: Any, tmp_path: Path, words: str, at: int, wanted: list[str]) -> None:
     good.add("bad", "import no_such_library_at_all")  # which must not write into somebody's prompt
     script = tmp_path / "bin" / "resilio"
     script.parent.mkdir()

@@ -120,3 +120,13 @@ def test_a_damaged_manifest_is_1_and_names_the_object(resilio: Any, branched: An
     assert (code, out) == (1, "")
     assert "manifest-0.json" in err
     assert resilio("show", branched.url, "200")[0] == 0
+
+
+def test_what_plugins_said_of_the_save_is_shown(resilio: Any, run: Any) -> None:
+    run.begin(1)
+    run.commit(100, about={"git\x1b": {"commit": "abc\x1b[31m", "dirty": False}})
+    code, out, _ = resilio("show", run.url)
+    assert code == 0
+    assert "commit = abc\\x1b[31m  dirty = False" in out and "\x1b" not in out
+    page = json.loads(resilio("show", run.url, "--json")[1])
+    assert page["checkpoint"]["about"] == {"git\x1b": {"commit": "abc\x1b[31m", "dirty": False}}

@@ -134,3 +134,35 @@ def test_the_bar_is_drawn_on_a_terminal_and_leaves_stdout_alone(branched: Any) -
         os.close(follower)
     assert (done.returncode, done.stdout) == (0, b"000000400-g000002  good\n")
     assert b"000000400-g000002" in seen
+
+
+FINDS = """
+    import resilio
+    from resilio.types import Damage
+
+    @resilio.hookimpl
+    def resilio_verify(checkpoint, storage):
+        if checkpoint.step == 200:
+            raise ValueError("no \\x1b answer")
+        if checkpoint.step == 100:
+            return [Damage("model.weight", "is all zeros")]
+"""
+
+
+def test_plugins_find_more_and_one_that_cannot_tell_is_inconclusive(
+    resilio: Any, installed: Any, branched: Any
+) -> None:
+    installed.add("finds", FINDS)
+    assert resilio("verify", branched.url)[0] == 0
+    code, out, _ = resilio("verify", branched.url, "100")
+    assert code == 1
+    assert "000000100-g000001  DAMAGED  model.weight: is all zeros (plugin 'finds'" in out
+    code, out, _ = resilio("verify", branched.url, "200")
+    assert code == 3
+    assert out.startswith("000000200-g000001  NOT JUDGED  ") and "\x1b" not in out
+    code, out, _ = resilio("verify", branched.url, "200", "--json")
+    (one,) = json.loads(out)["checkpoints"]
+    assert (code, one["good"], [found["inconclusive"] for found in one["damage"]]) == (3, False, [True])
+    assert resilio("verify", branched.url, "--all")[0] == 1  # damage outweighs what could not be judged
+    flip(branched.folder / "commits" / "000000200-g000001.json", 5)
+    assert resilio("verify", branched.url, "200")[0] == 1
