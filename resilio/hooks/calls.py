@@ -40,8 +40,9 @@ _WHY_MAX = 200
 class Calls:
     """Calls the hooks of `host`'s plugins, in the order of `Host.plugins`.
 
-    An exception of a plugin goes nowhere else; only a Ctrl-C in the main thread does. No plugin hears from two threads
-    at once, but for `verify`, which may take long.
+    Each is given copies: what it does to them others do not see, the keep policy least of all. An exception of a plugin
+    goes nowhere else; only a Ctrl-C in the main thread does. No plugin hears from two threads at once, but for
+    `verify`, which may take long.
 
     Args:
         host: whose plugins.
@@ -70,7 +71,7 @@ class Calls:
         about: dict[str, dict[str, Scalar]] = {}
         size_bytes = 0
         with self._lock:
-            for info, said, error in self._each("resilio_describe", _described, lambda: {"context": facts}):
+            for info, said, error in self._each("resilio_describe", _described, lambda: {"context": deepcopy(facts)}):
                 if said:
                     size_bytes += _size_bytes({info.name: said})
                     if size_bytes <= _ALL_BYTES_MAX:
@@ -92,7 +93,6 @@ class Calls:
         """
         kept: dict[CheckpointRef, list[str]] = {}
         with self._lock:
-            # Copies: what a plugin does to its own must not change what the keep policy sees.
             for info, named, error in self._each(
                 "resilio_pins", _pinned, lambda: {"checkpoints": _copied(checkpoints)}
             ):

@@ -222,7 +222,7 @@ def resilio_describe(context: SaveFacts) -> Mapping[str, Scalar]:
     and left out. So is what comes after 256 KiB of other plugins.
 
     Args:
-        context: of the save.
+        context: of the save; a copy of your own.
 
     Returns:
         Name -> value; JSON's plain values only. None: nothing.

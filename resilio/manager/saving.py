@@ -334,6 +334,8 @@ class SaveJob:
             owner.teller.tell(Swept, deleted=(), leftovers=0, failed=(f"{type(error).__name__}: {error}",))
             return
         owner.unfinished = frozenset(report.unfinished)
+        if report.idle and report.fenced_by is None:
+            _log.warning("swept nothing: %s", report.idle)
         if report.refused:
             _log.warning("swept nothing of the lineage: %s", report.refused)
         if report.deleted or report.attempts or report.failed:

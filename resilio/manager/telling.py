@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from ..clock import Clock
@@ -48,7 +47,7 @@ class Teller:
         """What plugins say of a save that begins; nothing on other ranks than 0."""
         if not self._coordinator:
             return {}
-        return self.calls.describe(SaveFacts(self._url, step, world, MappingProxyType(dict(metrics)), reason))
+        return self.calls.describe(SaveFacts(self._url, step, world, dict(metrics), reason))
 
     def refuse_inside(self) -> None:
         """Refuse what a hook must not do: the other ranks would wait for this one, or it for itself.

@@ -36,6 +36,7 @@ class SweepReport:
         unfinished: attempts still there that are garbage, unless their record is there as well: to be passed as
             `failed` to the next sweep.
         refused: why nothing of the lineage was deleted although no policy kept anything; None if that is not so.
+        idle: why nothing at all was deleted; None if that is not so.
         fenced_by: a newer generation that appeared; the sweep stopped there.
     """
 
@@ -47,6 +48,7 @@ class SweepReport:
     failed: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
     refused: str | None = None
+    idle: str | None = None
     fenced_by: int | None = None
 
 
@@ -102,7 +104,7 @@ def sweep(
         clock=clock,
         abandoned_after_s=abandoned_after_s,
     )
-    report = SweepReport(failed=looked.failed)
+    report = SweepReport(failed=looked.failed, idle=looked.idle)
     if looked.catalog.newest_generation > generation:
         report.fenced_by = looked.catalog.newest_generation
     if not looked.idle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable
@@ -185,13 +186,15 @@ def test_no_number_of_plugins_makes_a_commit_record_too_large(caplog: pytest.Log
     assert schema.decode(schema.encode(record), schema.CommitRecord, "x").about == about
 
 
-def test_what_a_save_is_about_cannot_be_changed() -> None:
+def test_what_a_plugin_does_to_what_a_save_is_about_others_do_not_see() -> None:
     def change(facts: SaveFacts) -> Any:
         facts.metrics["loss"] = 0.0  # type: ignore[index]
 
-    metrics = {"loss": 1.0}
-    assert calls(Answers(lambda facts: setattr(facts, "step", 5))).describe(SaveFacts("u", 1, 1, metrics)) == {}
-    assert calls(Answers(change)).describe(SaveFacts("u", 1, 1, metrics)) == {}
+    facts = SaveFacts("u", 1, 1, {"loss": 1.0})
+    second = Answers()
+    assert calls(Answers(change), Answers(lambda facts: setattr(facts, "step", 5)), second).describe(facts) == {}
+    assert second.heard == [facts] == [SaveFacts("u", 1, 1, {"loss": 1.0})]
+    assert dataclasses.asdict(facts)["metrics"] == {"loss": 1.0}
 
 
 def test_pins_of_all_plugins_are_joined_and_name_them() -> None:
