@@ -1,8 +1,8 @@
 """Checkpoints that are proven: full training state, any storage, any number of ranks.
 
-The names below are the public API, together with `resilio.errors`, `resilio.events`, `resilio.policies`,
-`resilio.testing` and `resilio.failpoints`. They are resolved when first used: importing `resilio` imports neither torch
-nor a storage client, so the command and cheap tools answer at once.
+The names below are the public API, together with `resilio.errors`, `resilio.events`, `resilio.types`,
+`resilio.policies`, `resilio.storage`, `resilio.testing` and `resilio.failpoints`. They are resolved when first used:
+importing `resilio` imports neither torch nor a storage client, so the command and cheap tools answer at once.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ LAYERS = (
 )
 LAYER = {room: height for height, row in enumerate(LAYERS) for room in row}
 NO_TORCH = {*LAYERS[0], *LAYERS[1], *LAYERS[2], "hooks", "__init__", "cli", "__main__"}
-PUBLIC = {"errors", "events", "testing", "policies", "failpoints", "storage"}
+PUBLIC = {"errors", "events", "types", "testing", "policies", "failpoints", "storage"}
 DCP, DCP_FILE = "torch.distributed.checkpoint", "resilio/engine/dcp.py"
 LINES_WANTED, LINES_MAX = 400, 420
 

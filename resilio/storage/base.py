@@ -81,7 +81,7 @@ class Capabilities:
 class Writer(Protocol):
     """Takes the bytes of one new object, in order."""
 
-    def write(self, data: Buffer) -> int:
+    def write(self, data: Buffer, /) -> int:
         """Append `data`, whole. May keep no reference to it after it returned. Returns its length in bytes."""
 
 

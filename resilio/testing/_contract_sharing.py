@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,7 @@ class ShareContract(Contract):
                     return False
             return True
 
-        assert in_children(*(lambda number=number: work(number) for number in range(3))) == [True] * 3  # type: ignore[misc]
+        assert in_children(*(partial(work, number) for number in range(3))) == [True] * 3
         assert keys_of(storage, "p/") == [f"p/{number}/{turn}" for number in range(3) for turn in range(5)]
 
     @promised(Storage.close, "Idempotent; the storage may be used again.")

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -187,10 +188,10 @@ class WriteContract(Contract):
             won = []
             for round_ in rounds:
                 start.wait(60)
-                won.append(_created(lambda key=f"race/{round_}": storage.put(key, b"%d" % racer, if_absent=True)))
+                won.append(_created(partial(storage.put, f"race/{round_}", b"%d" % racer, if_absent=True)))
             return won
 
-        won = in_children(*(lambda racer=racer: race(racer) for racer in range(4)))  # type: ignore[misc]
+        won = in_children(*(partial(race, racer) for racer in range(4)))
         for round_ in rounds:
             winners = [racer for racer in range(4) if won[racer][round_]]
             assert len(winners) == 1
