@@ -30,10 +30,19 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner import (
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.planner_helpers import (
     _create_read_items,  # the overlap of saved pieces and live shards: the resharding itself
     _create_write_items,  # the same for DTensor placements at save
+    create_read_items_for_chunk_list,
 )
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
@@ -43,6 +52,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 from ..errors import ResilioError, RestoreError, SaveError
 from ..ranks import Ranks, portable
+from ..state.flat_shard import FlatShard
 
 __all__ = [
     "ALL",
@@ -71,12 +81,26 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 
 def write_items(key: str, value: Any) -> list[WriteItem]:
     """What this rank has to write of `value`: its shard of a DTensor, all of anything else."""
-    return list(_create_write_items(key, value))
+    if not isinstance(value, FlatShard):
+        return list(_create_write_items(key, value))
+    size, properties = value.size(), TensorProperties(dtype=value.dtype)
+    return [
+        WriteItem(
+            MetadataIndex(key, chunk.offsets), WriteItemType.SHARD, tensor_data=TensorWriteData(chunk, properties, size)
+        )
+        for chunk in _chunks(value)
+    ]
 
 
 def read_items(key: str, metadata: TensorStorageMetadata, tensor: torch.Tensor) -> list[ReadItem]:
     """What must be read of a saved tensor to fill this rank's part of `tensor`."""
+    if isinstance(tensor, FlatShard):
+        return create_read_items_for_chunk_list(key, metadata, _chunks(tensor))
     return list(_create_read_items(key, metadata, tensor))
+
+
+def _chunks(tensor: FlatShard) -> list[ChunkStorageMetadata]:
+    return [ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in tensor.boxes()]
 
 
 def tensor_metadata(

@@ -16,6 +16,7 @@ from torch.futures import Future
 
 from ..errors import InternalError, RestoreError
 from ..ranks import Ranks, portable
+from ..state.flat_shard import FlatShard
 from ..storage.base import Storage
 from . import dcp
 from .plan import local_tensor
@@ -71,7 +72,11 @@ class Loader(LoadPlanner):
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         """The view of the scratch tensor that this item fills."""
-        tensor = local_tensor(self._state[read_item.dest_index.fqn])
+        whole = self._state[read_item.dest_index.fqn]
+        if isinstance(whole, FlatShard):
+            tensor = whole.box_at(read_item.dest_index.offset or ())
+        else:
+            tensor = local_tensor(whole)
         for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
             tensor = tensor.narrow(dim, start, length)
         return tensor

@@ -24,6 +24,7 @@ from ..errors import CaptureError, RanksDisagreeError, SaveError
 from ..records.manifest import ITEMSIZE
 from ..records.values import canonical_bytes, encode_value
 from ..state.flat import FlatState, Ref, rank_prefix
+from ..state.flat_shard import FlatShard
 from . import dcp
 
 __all__ = ["FAILED", "LocalPlan", "Planner", "local_tensor"]
@@ -34,7 +35,9 @@ _log = logging.getLogger("resilio")
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor, a plain tensor as it is; detached."""
+    """This rank's part of a sharded tensor, a plain tensor as it is; detached."""
+    if isinstance(tensor, FlatShard):
+        return tensor.run.detach()
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -92,11 +95,11 @@ class LocalPlan:
         specs: dict[str, tuple[str, list[int], list[int] | None]] = {}
         buffers: dict[str, str] = {}
         for key, tensor in flat.tensors.items():
-            spec = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), memory_order(local_tensor(tensor)))
+            spec = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), memory_order(tensor))
             if spec[0] not in ITEMSIZE:
                 raise CaptureError(f"{key} has the dtype {spec[0]}, which the format does not know", key=key)
             specs[key] = spec
-            if isinstance(tensor, DTensor):
+            if isinstance(tensor, (DTensor, FlatShard)):
                 items += [item for item in dcp.write_items(key, tensor) if _holds_data(item)]
             elif rank == 0 or key.startswith(own):
                 items += dcp.write_items(key, tensor)
@@ -125,11 +128,14 @@ class LocalPlan:
 
 
 def memory_order(tensor: torch.Tensor) -> list[int] | None:
-    """The dims of a dense tensor from slowest to fastest where that is not row-major, else None.
+    """The dims of this rank's part of a dense tensor from slowest to fastest where that is not row-major, else None.
 
     Only layouts that a permutation of dims explains count (channels_last, a transposed weight); expanded or padded ones
     are saved as row-major.
     """
+    if isinstance(tensor, FlatShard):
+        return None if tensor.order is None else list(tensor.order)
+    tensor = local_tensor(tensor)
     if tensor.dim() < 2 or tensor.is_contiguous():
         return None
     strides = tensor.stride()
@@ -207,6 +213,8 @@ class Planner(SavePlanner):
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
         """The bytes' source: this rank's part of a tensor, or a value pickled as plain DCP does."""
         value = self._state[write_item.index.fqn]
+        if isinstance(value, FlatShard):
+            return value.box_at(write_item.index.offset or ())
         if write_item.type != WriteItemType.BYTE_IO:
             return local_tensor(value)
         buffer = io.BytesIO()

@@ -196,4 +196,5 @@ def _narrow(target: torch.Tensor, span: Span) -> torch.Tensor:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+    # Not reshape(-1): a single element of a larger tensor counts as contiguous, and keeps a stride that is not 1.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data

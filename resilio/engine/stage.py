@@ -9,6 +9,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 
 from ..errors import SaveError
 from ..ranks import portable
+from ..state.flat_shard import FlatShard
 from . import dcp
 from .plan import FAILED, local_tensor
 
@@ -50,7 +51,8 @@ class Stager(AsyncStager):
             if buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype:
                 with torch.inference_mode(False):  # a buffer made in inference mode cannot be written outside of it
                     buffer = torch.empty(local.shape, dtype=local.dtype, device="cpu")
-            staged[key] = buffers[key] = buffer.copy_(local)
+            buffers[key] = buffer.copy_(local)
+            staged[key] = value.like(buffer) if isinstance(value, FlatShard) else buffer
         self._buffers = buffers  # what the state no longer has is given back
         return staged
 

@@ -11,7 +11,7 @@ from .flat import Outcome, Ref, SavedState
 from .names import Slot
 from .plan import RestorePlan
 from .saved import Problems, Rename, SavedView, Selection, mismatch
-from .tensors import SHARE, expanded, fits, put, refusal, same_bytes
+from .tensors import SHARE, expanded, fits, local, put, refusal, same_bytes
 from .training_state import Part, TrainingState
 from .tree import refs
 
@@ -90,6 +90,20 @@ class Context:
         if not own:  # else the bits are looked at after the load
             self.result.checks.append(lambda: _must_fit(key, live, scratch))
         return scratch
+
+    def narrowed(self, key: str, live: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+        """`live`, which may be kept in fewer bits than it is saved in: they must do."""
+
+        def check() -> None:
+            if not same_bytes(local(scratch).to(live.dtype).to(scratch.dtype), scratch):
+                raise mismatch(
+                    f"{key} is kept in {live.dtype} while training (FSDP1's buffer_dtype), and was saved with more "
+                    "bits than that; restore before the first forward"
+                )
+
+        if live.dtype != scratch.dtype:
+            self.result.checks.append(check)
+        return live
 
     def _same_if_tied(self, key: str, tensor: torch.Tensor, scratch: torch.Tensor) -> None:
         first, other = self._same.setdefault(id(tensor), (key, scratch))

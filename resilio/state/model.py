@@ -12,11 +12,11 @@ from torch import nn
 
 from ..errors import CaptureError, RestoreError
 from .flat import Kind, Path, Ref
-from .names import Slot, canonical_keys, slots, uses_fsdp1
+from .names import Slot, canonical_keys, slots
 from .tensors import SHARE, expanded, put, same_bytes, same_memory
 from .tree import Flattener, state_of
 
-__all__ = ["ModuleView", "Ties", "capture_module", "view_module"]
+__all__ = ["ModuleView", "Ties", "capture_module", "is_torchs", "view_module"]
 
 Ties = dict[int, str]
 """`id` of a live Parameter or buffer -> the flat key it is saved under; their modules keep the objects alive."""
@@ -43,6 +43,54 @@ class ModuleView:
     hidden: dict[str, Slot]
     parameters: dict[str, torch.Tensor]
     stock: bool
+
+    def loads_itself(self, name: str) -> bool:
+        """Whether an entry goes through the module's own loading instead of into the memory shown."""
+        return not self.stock
+
+    def target(self, shown: torch.Tensor) -> torch.Tensor:
+        """The live tensor that shows as `shown`."""
+        return shown
+
+    def written(self) -> None:
+        """To be called after the memory shown was written."""
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Load through the module's own `load_state_dict`, then prove that it took the tensors as they are.
+
+        Args:
+            saved: canonical name -> tensor or extra state; what is not in it stays as it is.
+
+        Raises:
+            RestoreError: a tensor is not bit for bit the saved one afterwards.
+        """
+        state = {self.raw[name]: saved.get(name, value) for name, value in self.entries.items()}
+        self.module.load_state_dict(state, strict=True)
+        now = self.module.state_dict()
+        for name, value in saved.items():
+            if isinstance(value, torch.Tensor) and not same_bytes(value, now[self.raw[name]]):
+                raise RestoreError(
+                    f"{name}: load_state_dict() of {type(self.module).__qualname__} left other bytes than the saved "
+                    "ones; its hooks convert or replace the tensor. Make them exact, or exclude it",
+                    key=name,
+                )
+
+    def remember(self) -> Callable[[], None]:
+        """Remember all that `load` may change; calling the result puts it back."""
+        before = {
+            name: value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+            for name, value in self.entries.items()
+        }
+
+        def undo() -> None:
+            # An expanded one is handed over as it is, for no load can write it, and written afterwards.
+            kept = {name for name, slot in self.slots.items() if expanded(slot.tensor)}
+            state = {name: self.entries[name] if name in kept else value for name, value in before.items()}
+            self.module.load_state_dict({self.raw[name]: value for name, value in state.items()}, strict=True)
+            for name, slot in self.slots.items():
+                put(slot.tensor, before[name])
+
+        return undo
 
 
 def view_module(module: nn.Module, what: str) -> ModuleView:
@@ -119,7 +167,8 @@ def _add_slot(flattener: Flattener, path: Path, slot: Slot, tensor: torch.Tensor
     return ref
 
 
-def _is_torchs(function: Any) -> bool:
+def is_torchs(function: Any) -> bool:
+    """Whether torch itself defines a method or hook."""
     function = getattr(function, "hook", function)  # torch wraps some hooks
     home = getattr(function, "__module__", None) or type(function).__module__
     return home == "torch" or home.startswith("torch.")
@@ -138,49 +187,9 @@ def _has_own_loading(module: nn.Module) -> bool:
             cls.load_state_dict,
             cls._load_from_state_dict,
         )
-        if not all(map(_is_torchs, hooks)):
+        if not all(map(is_torchs, hooks)):
             return True
-    return uses_fsdp1(module)
-
-
-def load_own(view: ModuleView, saved: dict[str, Any]) -> None:
-    """Load through the module's own `load_state_dict`, then prove that it took the tensors as they are.
-
-    Args:
-        view: the live module.
-        saved: canonical name -> tensor or extra state; what is not in it stays as it is.
-
-    Raises:
-        RestoreError: a tensor is not bit for bit the saved one afterwards.
-    """
-    state = {view.raw[name]: saved.get(name, value) for name, value in view.entries.items()}
-    view.module.load_state_dict(state, strict=True)
-    now = view.module.state_dict()
-    for name, value in saved.items():
-        if isinstance(value, torch.Tensor) and not same_bytes(value, now[view.raw[name]]):
-            raise RestoreError(
-                f"{name}: load_state_dict() of {type(view.module).__qualname__} left other bytes than the saved ones; "
-                "its hooks convert or replace the tensor. Make them exact, or exclude it",
-                key=name,
-            )
-
-
-def undo_for(view: ModuleView) -> Callable[[], None]:
-    """Remember all that `load_own` may change; calling the result puts it back."""
-    before = {
-        name: value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
-        for name, value in view.entries.items()
-    }
-
-    def undo() -> None:
-        # An expanded one is handed over as it is, for no load can write it, and written afterwards.
-        kept = {name for name, slot in view.slots.items() if expanded(slot.tensor)}
-        state = {name: view.entries[name] if name in kept else value for name, value in before.items()}
-        view.module.load_state_dict({view.raw[name]: value for name, value in state.items()}, strict=True)
-        for name, slot in view.slots.items():
-            put(slot.tensor, before[name])
-
-    return undo
+    return False
 
 
 def all_parameters(views: dict[str, ModuleView]) -> Iterator[tuple[str, torch.Tensor]]:

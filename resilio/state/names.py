@@ -16,7 +16,7 @@ from torch import nn
 
 from ..errors import CaptureError
 
-__all__ = ["Slot", "canonical_key", "slots", "uses_fsdp1", "wrapper_component"]
+__all__ = ["Slot", "canonical_key", "places", "slots", "uses_fsdp1", "wrapper_component"]
 
 # Where the class lives, its name, and the attribute that holds the wrapped module.
 _WRAPPERS = (
@@ -59,18 +59,24 @@ class Slot:
     persistent: bool
 
 
-def slots(module: nn.Module, prefix: str = "") -> Iterator[Slot]:
-    """Every registered parameter and buffer by canonical name; a shared one once for each of its places."""
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            yield Slot(prefix + name, parameter, True, True)
-    for name, buffer in module._buffers.items():
-        if buffer is not None:
-            yield Slot(prefix + name, buffer, False, name not in module._non_persistent_buffers_set)
+def places(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """What the names of each module's own tensors begin with; a shared module once for each of its places."""
+    yield prefix, module
     component = wrapper_component(module)
     for name, child in module._modules.items():
         if child is not None:
-            yield from slots(child, prefix if name == component else f"{prefix}{name}.")
+            yield from places(child, prefix if name == component else f"{prefix}{name}.")
+
+
+def slots(module: nn.Module) -> Iterator[Slot]:
+    """Every registered parameter and buffer by canonical name; a shared one once for each of its places."""
+    for prefix, part in places(module):
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                yield Slot(prefix + name, parameter, True, True)
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                yield Slot(prefix + name, buffer, False, name not in part._non_persistent_buffers_set)
 
 
 def canonical_key(module: nn.Module, key: str) -> str:

@@ -37,6 +37,7 @@ class OptimizerView:
         parameters: every name, those of ties included -> parameter of it.
         stock_capture: torch's own `state_dict`.
         stock_load: torch's own `load_state_dict`.
+        shown: holds `state` and `param_groups` by the parameters of the models: the optimizer itself, or a stand-in.
     """
 
     optimizer: Optimizer
@@ -45,24 +46,29 @@ class OptimizerView:
     parameters: dict[str, torch.Tensor]
     stock_capture: bool
     stock_load: bool
+    shown: Any
 
     def group_names(self) -> list[list[str]]:
         """The names of the parameters of each live group."""
-        return [[self.names[id(p)] for p in group["params"]] for group in self.optimizer.param_groups]
+        return [[self.names[id(p)] for p in group["params"]] for group in self.shown.param_groups]
 
 
-def view_optimizer(optimizer: Optimizer, named: Iterable[tuple[str, torch.Tensor]], what: str) -> OptimizerView:
+def view_optimizer(
+    optimizer: Optimizer, named: Iterable[tuple[str, torch.Tensor]], what: str, shown: Any = None
+) -> OptimizerView:
     """Look at `optimizer`: no step, no hook of its own, no gradient touched.
 
     Args:
         optimizer: the optimizer.
         named: names and parameters of all models, after their `state_dict()`.
         what: the optimizer's name in the state, for errors.
+        shown: stands in for it, if its parameters are not those of the models (FSDP1).
 
     Raises:
         CaptureError: it holds a parameter that is in no model, or `state_dict()` raised.
     """
-    owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    stands_in, shown = shown is not None, shown or optimizer
+    owned = {id(p) for group in shown.param_groups for p in group["params"]}
     names: dict[int, str] = {}
     parameters: dict[str, torch.Tensor] = {}
     all_names: dict[int, str] = {}
@@ -73,7 +79,7 @@ def view_optimizer(optimizer: Optimizer, named: Iterable[tuple[str, torch.Tensor
                 raise CaptureError(f"{what}: two parameters are named {name!r}; rename one of the modules", key=name)
             names.setdefault(id(parameter), name)
             parameters[name] = parameter
-    for index, group in enumerate(optimizer.param_groups):
+    for index, group in enumerate(shown.param_groups):
         for position, parameter in enumerate(group["params"]):
             if id(parameter) not in names:
                 raise CaptureError(
@@ -90,14 +96,20 @@ def view_optimizer(optimizer: Optimizer, named: Iterable[tuple[str, torch.Tensor
     stock_load = cls.load_state_dict is Optimizer.load_state_dict and not (
         optimizer._optimizer_load_state_dict_pre_hooks or optimizer._optimizer_load_state_dict_post_hooks
     )
+    if stands_in and not (stock_capture and stock_load):
+        raise CaptureError(
+            f"{what}: {cls.__qualname__} has a state_dict, a load_state_dict or hooks of its own, and under FSDP1 its "
+            "parameters are not those of the model. Shard the model with `fully_shard` (FSDP2)",
+            key=what,
+        )
     if stock_capture:
-        nested = _of_live(optimizer, names, all_names, what)
+        nested = _of_live(shown, names, all_names, what)
     else:
         nested = named_form(optimizer, state_of(optimizer, what), names)
-    return OptimizerView(optimizer, nested, names, parameters, stock_capture, stock_load)
+    return OptimizerView(optimizer, nested, names, parameters, stock_capture, stock_load, shown)
 
 
-def _of_live(optimizer: Optimizer, names: dict[int, str], all_names: dict[int, str], what: str) -> dict[str, Any]:
+def _of_live(optimizer: Any, names: dict[int, str], all_names: dict[int, str], what: str) -> dict[str, Any]:
     state: dict[Any, Any] = {}
     for key, entries in optimizer.state.items():
         name: Any = key

@@ -10,7 +10,7 @@ import torch
 from ..errors import CaptureError, ConfigError
 from .context import Context, copy_all
 from .flat import Outcome, SavedState
-from .model import ModuleView, load_own, undo_for
+from .model import ModuleView
 from .plan import Own, RestorePlan
 from .restore_extras import ExtrasPlanner
 from .restore_optimizer import OptimizerPlan
@@ -119,12 +119,12 @@ class _Planner:
             elif node is None:
                 missing.append(key)
             elif isinstance(value, torch.Tensor):
-                own_load = bool(name) and not view.stock
+                own_load = bool(name) and view.loads_itself(name)
                 scratch = self.ctx.tensor(key, node, slot, value, own=own_load)
                 if own_load:
                     own[name] = node
                 elif scratch is not None:
-                    copies.append((value, scratch))
+                    copies.append((self.ctx.narrowed(key, view.target(value), scratch), scratch))
             else:
                 self.ctx.want_all(node, value)
                 own[name] = node
@@ -135,11 +135,11 @@ class _Planner:
             self.ctx.result.own.append(
                 Own(
                     part.name,
-                    lambda: undo_for(view),
-                    lambda: load_own(view, {name: self.ctx.saved.value(node) for name, node in own.items()}),
+                    view.remember,
+                    lambda: view.load({name: self.ctx.saved.value(node) for name, node in own.items()}),
                 )
             )
-        self.ctx.result.stock.append((part.name, lambda: copy_all(copies)))
+        self.ctx.result.stock += [(part.name, lambda: copy_all(copies)), (part.name, view.written)]
         if not copies and not own and found:
             self.ctx.outcome(part.name, "stayed live", "not asked for" if skipped else "not in the checkpoint")
         else:

@@ -15,8 +15,8 @@ from .context import Context, copy_all
 from .extras import PerRank
 from .flat import Ref
 from .plan import Own, Step
+from .putting import into_live
 from .restore_optimizer import OptimizerPlan
-from .saved import into_live
 from .training_state import Part
 from .tree import refs, state_of
 

@@ -12,8 +12,11 @@ from torch.distributed.tensor import DTensor
 from ..errors import RestoreError
 from .compare import first_difference
 from .flat import Ref, TensorSpec
+from .flat_shard import FlatShard
+from .fsdp1_optimizer import FlatOptimizer
 from .optimizer import PREFERENCES, OptimizerView, named_form, numbered_form
-from .saved import Problems, SavedView, into_live, mismatch
+from .putting import in_kind, into_live, put_entry, saved_copy
+from .saved import Problems, SavedView, mismatch
 from .tensors import local, memory_order
 from .tree import refs
 
@@ -43,7 +46,7 @@ class OptimizerPlan:
         self.reordered: list[int] | None = None
         self._saved, self._problems, self._wanted, self._strict = saved, problems, wanted, strict
         self._state: dict[Any, dict[Any, Any] | Any] = {}  # live name -> tree
-        self._groups: list[dict[str, Any]] = [{} for _ in view.optimizer.param_groups]  # trees of hyper-parameters
+        self._groups: list[dict[str, Any]] = [{} for _ in view.shown.param_groups]  # trees of hyper-parameters
         self._other: dict[str, Any] = {}
         self._absent: list[str] = []
         self._left: set[tuple[Any, ...]] = set()  # what was saved and is not asked for
@@ -148,7 +151,7 @@ class OptimizerPlan:
         )
 
     def _plan_group(self, live_index: int, saved_index: int, tree: dict[str, Any]) -> None:
-        live = self.view.optimizer.param_groups[live_index]
+        live = self.view.shown.param_groups[live_index]
         for key, node in tree.items():
             if key == "params" or not self._wanted(f"{self.name}.param_groups.{saved_index}.{key}"):
                 continue
@@ -168,7 +171,7 @@ class OptimizerPlan:
             self._groups[live_index][key] = node
 
     def _plan_state(self, trees: dict[Any, Any]) -> None:
-        optimizer = self.view.optimizer
+        optimizer = self.view.shown
         owned = {self.view.names[id(p)]: (p, group) for group in optimizer.param_groups for p in group["params"]}
         for saved_name, tree in trees.items():
             if not isinstance(saved_name, str) or (
@@ -211,7 +214,12 @@ class OptimizerPlan:
         spec = self._saved.spec(key)
         if spec is None:
             return
-        entry = self.view.optimizer.state.get(parameter)
+        if isinstance(self.view.shown, FlatOptimizer):
+            reason = self.view.shown.refusal(parameter, spec.shape)
+            if reason is not None:
+                self._problems.others.append(f"{self._saved.rename(key)} {reason}")
+                return
+        entry = self.view.shown.state.get(parameter)
         live = entry.get(key.rpartition(".")[2]) if isinstance(entry, dict) else None
         live = live if isinstance(live, torch.Tensor) and tuple(live.shape) == spec.shape else None
         model_spec = self._parameter_spec(saved_name)
@@ -223,9 +231,9 @@ class OptimizerPlan:
         order = spec.order
         if like_parameter and model_spec is not None and spec.order == model_spec.order:
             order = memory_order(parameter)
-        if live is not None and isinstance(live, DTensor):
+        if live is not None and isinstance(live, (DTensor, FlatShard)):
             self._want(key, live, order)
-        elif like_parameter and isinstance(parameter, DTensor) and live is None:
+        elif like_parameter and isinstance(parameter, (DTensor, FlatShard)) and live is None:
             self._want(key, parameter, order)
         else:
             self._saved.want(key, None, order=order, device=_device(spec, live, parameter, group))
@@ -267,10 +275,18 @@ class OptimizerPlan:
         """What can be seen only once values are there.
 
         Raises:
-            MismatchError: one live tensor stands in two groups that were saved with different values.
+            MismatchError: one live tensor stands in two groups that were saved with different values, or the parameters
+                in a flat one of FSDP1 were saved with different states.
         """
+        if isinstance(self.view.shown, FlatOptimizer):
+            trees = {
+                self.view.parameters[name]: tree for name, tree in self._state.items() if name in self.view.parameters
+            }
+            new: dict[torch.Tensor, Any] = {parameter: self._saved.value(tree) for parameter, tree in trees.items()}
+            new.update((self.view.parameters[name], None) for name in self._absent)
+            self.view.shown.check(new, self.name)
         seen: dict[int, Any] = {}
-        for live, tree in zip(self.view.optimizer.param_groups, self._groups, strict=True):
+        for live, tree in zip(self.view.shown.param_groups, self._groups, strict=True):
             for key, node in tree.items():
                 if isinstance(live.get(key), torch.Tensor):
                     value = self._saved.value(node)
@@ -289,15 +305,17 @@ class OptimizerPlan:
 
     def assign(self) -> None:
         """Put state and groups in place; dicts and tensors that fit keep their identity."""
-        optimizer = self.view.optimizer
+        optimizer = self.view.shown
         for name, tree in self._state.items():
             key = self.view.parameters.get(name, name) if isinstance(name, str) else name
-            _assign(optimizer.state, key, self._saved.value(tree))
+            put_entry(optimizer.state, key, self._saved.value(tree))
         for name in self._absent:
             optimizer.state.pop(self.view.parameters[name], None)
         for live, tree in zip(optimizer.param_groups, self._groups, strict=True):
             for key, node in tree.items():
                 live[key] = self._hyper(live.get(key), self._saved.value(node), key)
+        if isinstance(optimizer, FlatOptimizer):
+            optimizer.put_back()
 
     def _hyper(self, live: Any, saved: Any, key: str) -> Any:
         """`saved` in the live kind: a compiled step that holds on to a tensor must see it change."""
@@ -321,7 +339,7 @@ class OptimizerPlan:
                 state.pop(name, None)
             nested["state"] = state
             nested["param_groups"] = [
-                {**live, **{key: _in_kind(live.get(key), self._saved.value(node)) for key, node in tree.items()}}
+                {**live, **{key: in_kind(live.get(key), self._saved.value(node)) for key, node in tree.items()}}
                 for live, tree in zip(nested["param_groups"], self._groups, strict=True)
             ]
         nested.update({key: self._saved.value(node) for key, node in self._other.items()})
@@ -352,8 +370,8 @@ class OptimizerPlan:
         optimizer = self.view.optimizer
         before = copy.deepcopy(optimizer.state_dict())
         # Its own load may be what cannot be trusted: state and groups are put back by hand after it.
-        state, entries = optimizer.state, [(key, entry, _saved_copy(entry)) for key, entry in optimizer.state.items()]
-        groups = [(group, dict(group), _saved_copy(_without_params(group))) for group in optimizer.param_groups]
+        state, entries = optimizer.state, [(key, entry, saved_copy(entry)) for key, entry in optimizer.state.items()]
+        groups = [(group, dict(group), saved_copy(_without_params(group))) for group in optimizer.param_groups]
 
         def undo() -> None:
             optimizer.load_state_dict(before)
@@ -377,17 +395,6 @@ def _without_params(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params"}
 
 
-def _saved_copy(value: Any) -> Any:
-    """A deep copy in which tensors are plain clones with the same strides."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone(memory_format=torch.preserve_format)
-    if type(value) is dict:
-        return {key: _saved_copy(below) for key, below in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_saved_copy(below) for below in value)
-    return copy.deepcopy(value)
-
-
 def _device(
     spec: TensorSpec, live: torch.Tensor | None, parameter: torch.Tensor, group: dict[str, Any]
 ) -> torch.device:
@@ -397,21 +404,3 @@ def _device(
     if not spec.shape and not (group.get("capturable") or group.get("fused")):
         return torch.device("cpu")
     return local(parameter).device
-
-
-def _assign(state: Any, key: Any, new: Any) -> None:
-    live = state.get(key)
-    if isinstance(live, dict) and isinstance(new, dict):
-        merged = into_live(dict(live), new)
-        live.clear()
-        live.update(merged)
-    else:
-        state[key] = new
-
-
-def _in_kind(live: Any, saved: Any) -> Any:
-    if isinstance(live, torch.Tensor) and isinstance(saved, (int, float)):
-        return torch.full_like(live, saved)
-    if isinstance(live, (int, float)) and isinstance(saved, torch.Tensor) and saved.numel() == 1:
-        return saved.item()
-    return saved

@@ -11,7 +11,8 @@ import torch
 
 from ..errors import ConfigError, FormatError, MismatchError
 from .flat import Ref, SavedState, TensorSpec
-from .tensors import allocate, local, same_layout
+from .flat_shard import FlatShard
+from .tensors import allocate, local
 from .tree import build, refs
 
 __all__ = ["Problems", "Rename", "SavedView", "Selection", "patterns", "prefixes", "refuse_loose_ends"]
@@ -228,7 +229,7 @@ class SavedView:
         source = self.source(key)
         new = allocate(self.saved.tensors[source], like, order=order, device=device)
         known = self.scratch.setdefault(source, new)
-        if known is not new and not (type(known) is type(new) and local(known).shape == local(new).shape):
+        if known is not new and not _lie_alike(known, new):
             self._problems.others.append(
                 f"{key} was saved tied to another tensor, but the two lie on ranks differently now; tie them, or place "
                 "them alike"
@@ -259,6 +260,12 @@ class SavedView:
         return spec.shape == tuple(live.shape) and spec.dtype == live.dtype
 
 
+def _lie_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if isinstance(a, FlatShard) and isinstance(b, FlatShard):
+        return a.lies_like(b)
+    return type(a) is type(b) and local(a).shape == local(b).shape
+
+
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -277,16 +284,3 @@ def _as_function(rename: Rename | None) -> Callable[[str], str]:
         return key
 
     return by_prefix
-
-
-def into_live(live: Any, saved: Any) -> Any:
-    """What to put where `live` stands so that it holds `saved`: a live tensor is written in place if that is exact."""
-    if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor) and same_layout(live, saved):
-        with torch.no_grad():
-            live.copy_(saved)
-        return live
-    if type(live) is dict and isinstance(saved, dict):
-        return type(saved)((k, into_live(live.get(k), v)) for k, v in saved.items())
-    if type(live) in (list, tuple) and type(saved) is type(live) and len(live) == len(saved):
-        return type(saved)(into_live(a, b) for a, b in zip(live, saved, strict=True))
-    return saved

@@ -8,6 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial
 
 from .flat import TensorSpec
+from .flat_shard import FlatShard
 
 __all__ = [
     "SHARE",
@@ -30,6 +31,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The plain tensor with this rank's elements."""
+    if isinstance(tensor, FlatShard):
+        return tensor.run
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
@@ -43,7 +46,7 @@ def refusal(tensor: torch.Tensor) -> str | None:
     if inner.is_nested:
         return "is a nested tensor; save the list of its parts, `unbind()`"
     for part in (tensor, inner):
-        if type(part) not in (*_PLAIN, DTensor) or (part is inner and isinstance(part, DTensor)):
+        if type(part) not in (*_PLAIN, DTensor, FlatShard) or (part is inner and isinstance(part, DTensor)):
             return (
                 f"is a {type(part).__module__}.{type(part).__qualname__}; only plain tensors and DTensor can be saved "
                 "exactly. Convert it to plain tensors in state_dict()"
@@ -61,6 +64,8 @@ def refusal(tensor: torch.Tensor) -> str | None:
 
 def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """Dims from slowest to fastest in memory, or None if row-major or not dense. Of a DTensor: its local part."""
+    if isinstance(tensor, FlatShard):
+        return tensor.order
     inner = local(tensor)
     if inner.is_contiguous():
         return None
@@ -122,6 +127,8 @@ def allocate(
         order: memory order, as in `TensorSpec.order`.
         device: if there is no `like`; CPU by default.
     """
+    if isinstance(like, FlatShard) and tuple(like.shape) == spec.shape:
+        return like.like(torch.empty(like.run.shape, dtype=spec.dtype, device=like.run.device))
     if isinstance(like, DTensor) and tuple(like.shape) == spec.shape:
         # The live local part already has the right size: uneven and empty shards need no arithmetic of ours.
         inner = _empty(like._local_tensor.shape, spec.dtype, like._local_tensor.device, order)
@@ -151,6 +158,9 @@ def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether a copy of `b` into `a` leaves nothing of `b` behind: dtype, shape, strides, device, placement."""
+    if isinstance(a, FlatShard) or isinstance(b, FlatShard):
+        alike = isinstance(a, FlatShard) and isinstance(b, FlatShard) and a.lies_like(b)
+        return alike and a.dtype == b.dtype and a.device == b.device
     if isinstance(a, DTensor) != isinstance(b, DTensor):
         return False
     if (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 from ..errors import CaptureError, ConfigError
 from .extras import PerRank, Replicated
 from .flat import FlatState, Path
+from .fsdp1 import FSDP1View, Original, view_fsdp1
+from .fsdp1_optimizer import FlatOptimizer, Lent, borrow, lendable, lends
 from .model import ModuleView, Ties, all_parameters, capture_module, view_module
 from .names import uses_fsdp1
 from .optimizer import OptimizerView, capture_optimizer, view_optimizer
@@ -176,30 +178,60 @@ class TrainingState:
 
     def view_modules(self) -> dict[Path, ModuleView]:
         """A look at every live module, by path."""
-        return {part.path: view_module(part.value, part.name) for part in self.parts() if part.role == "module"}
+        return {
+            part.path: (view_fsdp1 if uses_fsdp1(part.value) else view_module)(part.value, part.name)
+            for part in self.parts()
+            if part.role == "module"
+        }
 
     def view_optimizers(self, modules: dict[Path, ModuleView]) -> dict[Path, OptimizerView]:
         """A look at every live optimizer, by path."""
         named = list(all_parameters({module_prefix(path): view for path, view in modules.items()}))
+        flattened = _originals(modules)
+        holders = {id(one.holder) for one in flattened}
         found = {}
         for part in self.parts():
             if part.role == "optimizer":
-                if any(uses_fsdp1(view.module) for view in modules.values()):
-                    raise CaptureError(
-                        f"{part.name}: optimizer state under FSDP1 (FullyShardedDataParallel) cannot be saved yet; "
-                        "shard the model with `fully_shard` (FSDP2)",
-                        key=part.name,
-                    )
-                found[part.path] = view_optimizer(part.value, named, part.name)
+                held = any(id(p) in holders for group in part.value.param_groups for p in group["params"])
+                shown = FlatOptimizer(part.value, flattened, part.name) if held else None
+                found[part.path] = view_optimizer(part.value, named, part.name, shown)
         return found
 
-    def capture(self, step: int, *, rank: int = 0, world: int = 1) -> FlatState:
+    def lend(self, gather: Callable[[Any, str], list[Any]]) -> Lent:
+        """What ranks tell each other before a save: under FSDP1, the optimizer state of which one has no element.
+
+        Args:
+            gather: gives each rank the words of all.
+
+        Ranks: all, and collective, if a model is sharded by FSDP1 with ``use_orig_params=True``; else local. Whatever
+            is wrong with a rank's state is raised by `capture`, not here.
+        """
+        parts = self.parts()
+        if not any(part.role == "optimizer" for part in parts):
+            return {}
+        if not any(part.role == "module" and uses_fsdp1(part.value) and lends(part.value) for part in parts):
+            return {}
+        try:
+            modules = self.view_modules()
+            views = {".".join(map(str, path)): view for path, view in self.view_optimizers(modules).items()}
+            mine = lendable(views, _originals(modules))
+        except Exception:  # noqa: BLE001 - told by `capture`; the others are waiting
+            mine = {}
+        lent: Lent = {}
+        for told in gather(mine, "telling what FSDP1 keeps on other ranks"):
+            for optimizer, alike in told.items():
+                for entries, names in alike:
+                    lent.setdefault(optimizer, {}).update(dict.fromkeys(names, entries))
+        return lent
+
+    def capture(self, step: int, *, rank: int = 0, world: int = 1, lent: Lent | None = None) -> FlatState:
         """The state now: references to live tensors, copies of everything else. Changes nothing.
 
         Args:
             step: optimizer steps completed.
             rank: this process.
             world: number of ranks.
+            lent: what `lend` returned.
 
         Raises:
             CaptureError: a part cannot be saved exactly. Names it.
@@ -210,6 +242,10 @@ class TrainingState:
         flat = flattener.flat
         modules = self.view_modules()
         optimizers = self.view_optimizers(modules)
+        for path, optimizer in optimizers.items():
+            known = (lent or {}).get(".".join(map(str, path)))
+            if known:
+                borrow(optimizer, known, _originals(modules))
         tree, local_tree = flat.tree, flat.local_tree
         for part in self.parts():
             if part.role == "module":
@@ -231,6 +267,10 @@ class TrainingState:
             local_tree["rng"] = flattener.add(("rank", str(rank), "rng"), capture_rng())
         tree["step"] = flattener.add(("step",), step)
         return flat
+
+
+def _originals(modules: dict[Path, ModuleView]) -> list[Original]:
+    return [one for view in modules.values() if isinstance(view, FSDP1View) for one in view.originals]
 
 
 def module_path(path: Path) -> Path:

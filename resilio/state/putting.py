@@ -1,0 +1,55 @@
+"""Values where live ones stand: written in place where that is exact, so that what holds on to a tensor sees it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from .tensors import put, same_layout
+
+__all__ = ["in_kind", "into_live", "put_entry", "saved_copy"]
+
+
+def into_live(live: Any, saved: Any) -> Any:
+    """What to put where `live` stands so that it holds `saved`: a live tensor is written in place if that is exact."""
+    if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor) and same_layout(live, saved):
+        put(live, saved)
+        return live
+    if type(live) is dict and isinstance(saved, dict):
+        return type(saved)((k, into_live(live.get(k), v)) for k, v in saved.items())
+    if type(live) in (list, tuple) and type(saved) is type(live) and len(live) == len(saved):
+        return type(saved)(into_live(a, b) for a, b in zip(live, saved, strict=True))
+    return saved
+
+
+def saved_copy(value: Any) -> Any:
+    """A deep copy in which tensors are plain clones with the same strides."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone(memory_format=torch.preserve_format)
+    if type(value) is dict:
+        return {key: saved_copy(below) for key, below in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(saved_copy(below) for below in value)
+    return copy.deepcopy(value)
+
+
+def put_entry(state: Any, key: Any, new: Any) -> None:
+    """Put `new` into `state[key]`; a dict there keeps its identity, and its tensors where that is exact."""
+    live = state.get(key)
+    if isinstance(live, dict) and isinstance(new, dict):
+        merged = into_live(dict(live), new)
+        live.clear()
+        live.update(merged)
+    else:
+        state[key] = new
+
+
+def in_kind(live: Any, saved: Any) -> Any:
+    """`saved` as a number or as a tensor, as `live` is."""
+    if isinstance(live, torch.Tensor) and isinstance(saved, (int, float)):
+        return torch.full_like(live, saved)
+    if isinstance(live, (int, float)) and isinstance(saved, torch.Tensor) and saved.numel() == 1:
+        return saved.item()
+    return saved
