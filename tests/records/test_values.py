@@ -278,7 +278,7 @@ def test_text_that_is_not_unicode_is_refused():
         {"$size": [1.5]},
         {"$counter": [[1, 2, 3]]},
         {1: 2},
-        object(),
+        pytest.param(object(), id="object()"),
     ],
     ids=repr,
 )
