@@ -95,7 +95,7 @@ class FSDP1View(ModuleView):
     """A module with FSDP1 units in it.
 
     Attributes:
-        originals: the parameters that lie in flat ones.
+        originals: the parameters that lie in flat ones, in the order of the modules.
         low: `id` of a buffer as it is saved -> the live one, which FSDP1 keeps in fewer bits (``buffer_dtype``).
         extras: name of an extra state -> its module.
         handles: FSDP1's, one for each unit.
@@ -174,9 +174,12 @@ def view_fsdp1(module: nn.Module, what: str) -> FSDP1View:
     low: dict[int, torch.Tensor] = {}
     as_saved: dict[int, torch.Tensor] = {}
     extras: dict[str, nn.Module] = {}
+    in_order: dict[int, Original] = {}
     for prefix, part in found:
         originals = managed.get(id(part), {})
         for name in dict.fromkeys([*part._parameters, *originals]):
+            if name in originals:
+                in_order[id(originals[name])] = originals[name]
             tensor = originals[name].tensor if name in originals else part._parameters[name]
             if tensor is not None and not hasattr(tensor, "_is_flat_param"):
                 slots[prefix + name] = Slot(prefix + name, tensor, True, True)
@@ -203,7 +206,7 @@ def view_fsdp1(module: nn.Module, what: str) -> FSDP1View:
         hidden=hidden,
         parameters={slot.name: slot.tensor for slot in slots.values() if slot.is_parameter},
         stock=True,
-        originals=list({id(one): one for names in managed.values() for one in names.values()}.values()),
+        originals=list(in_order.values()),
         low=low,
         extras=extras,
         handles=handles,

@@ -71,8 +71,8 @@ class FlatOptimizer:
         for group in optimizer.param_groups:
             found = [self._held.get(id(parameter), [parameter]) for parameter in group["params"]]
             flat = [one for held in found for one in held]
-            if all(isinstance(one, Original) for one in flat):
-                flat.sort(key=lambda one: position[id(one)])
+            if any(isinstance(one, Original) and one.flat for one in flat):  # which has them in an order of its own
+                flat.sort(key=lambda one: position.get(id(one), len(position)))
             parameters = [one.tensor if isinstance(one, Original) else one for one in flat]
             self.param_groups.append({**group, "params": parameters})
 
