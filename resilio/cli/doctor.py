@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .errors import Exit
 from .options import Debug, Json
+from .tables import Table
 
 if TYPE_CHECKING:
     from ..hooks import Host
@@ -66,15 +67,14 @@ def doctor(
             }
         )
     else:
-        output.emit_rich(*_page(checks))
+        output.emit_page(*_page(checks))
     return code
 
 
-def _page(checks: list[Check]) -> list[Any]:
+def _page(checks: list[Check]) -> list[Table | str]:
     from .output import clean, count
-    from .pages import table
 
-    shown = table("", "check", "")
+    shown = Table("", "check", "")
     for check in checks:
         shown.add_row(
             check.state if check.state != "failed" else "FAILED",
@@ -141,7 +141,7 @@ def _plugins(found: Host) -> Iterator[Check]:
     yield Check("plugins", "ok", f"{count(len(active), 'plugin')}: {', '.join(info.name for info in active)}")
     for info in infos:
         if info.error:
-            yield Check(f"plugin {info.name}", "failed", info.error, info.way_out)
+            yield Check(f"plugin {info.name}", "failed", info.error.removesuffix(f". {info.way_out}"), info.way_out)
         elif info.disabled:
             yield Check(f"plugin {info.name}", "ok", f"{info.owner} is disabled")
 

@@ -12,10 +12,9 @@ import typer
 
 from .errors import Exit
 from .options import Debug, Json, Url
+from .tables import Table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from ..records.fates import Explanation, Fate
     from ..records.sweep import SweepReport
     from ..storage.base import Storage
@@ -68,7 +67,7 @@ def forget(
             raise ConfigError(f"{storage.url}: {told.refused}. Say one that keeps something, such as {EXAMPLE}")
         plan = Plan(told, _sizes(storage))
         if not as_json:
-            output.emit_rich(*plan.page(now_s))
+            output.emit_page(*plan.page(now_s))
         # What there is may have changed since: the sweep looks and decides anew, by the same rules.
         done = sweep(storage, reasons, claims=claims, generation=generation) if yes else None
     code = Exit.GOOD if done is None or plan.left(done) == [] else Exit.INCONCLUSIVE
@@ -135,12 +134,11 @@ class Plan:
         failed = [attempt for attempt in done.unfinished if not any(attempt in line for line in done.failed)]
         return said + [f"{attempt} stays: somebody has begun to read it" for attempt in failed]
 
-    def page(self, now_s: float) -> list[RenderableType]:
+    def page(self, now_s: float) -> list[Table | str]:
         """For people."""
         from .output import ago, clean, count, size
-        from .pages import table
 
-        shown = table("step", "gen", "committed", "size", "", "because")
+        shown = Table("step", "gen", "committed", "size", "", "because")
         for fate in sorted(self.told.checkpoints, key=lambda fate: fate.ref, reverse=True):
             shown.add_row(
                 str(fate.ref.step),
@@ -151,9 +149,9 @@ class Plan:
                 clean(fate.why),
                 style=None if fate.goes else "dim",
             )
-        parts: list[RenderableType] = [shown]
+        parts: list[Table | str] = [shown]
         if self.told.leftovers:
-            rest = table("leftover", "size", "", "because")
+            rest = Table("leftover", "size", "", "because")
             for fate in self.told.leftovers:
                 rest.add_row(
                     clean(fate.attempt or str(fate.ref)) if fate.kind == "attempt" else f"record of {fate.ref}",

@@ -31,5 +31,5 @@ def ls(url: Url, as_json: Json = False, debug: Debug = False) -> int:
             }
         )
     else:
-        output.emit_rich(pages.ls_table(infos, now_s=time.time()), *map(pages.damage_line, damaged))
+        output.emit_page(pages.ls_table(infos, now_s=time.time()), *map(pages.damage_line, damaged))
     return Exit.WANTING if damaged else Exit.GOOD

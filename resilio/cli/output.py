@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+from .tables import Table
 
-__all__ = ["ago", "clean", "console", "count", "emit", "emit_json", "emit_rich", "iso", "progress_bar", "size"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["ago", "clean", "console", "count", "emit", "emit_json", "emit_page", "iso", "progress_bar", "size"]
 
 
 def emit(text: str) -> None:
@@ -37,23 +39,20 @@ def emit_json(value: Any) -> None:
     emit(json.dumps(_finite(value), indent=2, sort_keys=True, allow_nan=False) + "\n")
 
 
-def emit_rich(*parts: RenderableType) -> None:
-    """Write tables and lines to stdout. A row is one line whatever the terminal's width: it can be cut and searched."""
-    screen = console()
-    with screen.capture() as capture:
-        for part in parts:
-            screen.print(part, soft_wrap=isinstance(part, str))
-    # Rows are padded to the table's width, which is of no use to a program.
-    emit("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+def emit_page(*parts: Table | str) -> None:
+    """Write tables and lines to stdout; in colour if that is a terminal, and nobody set NO_COLOR."""
+    styled = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+    lines: list[str] = []
+    for part in parts:
+        lines += part.lines(styled=styled) if isinstance(part, Table) else [part]
+    emit("".join(f"{line}\n" for line in lines))
 
 
-def console(*, stderr: bool = False) -> Console:
-    """A console that takes texts as they are: no markup, no emoji, no guessing at highlights. Never wraps stdout."""
+def console() -> Console:
+    """A console on stderr that takes texts as they are: no markup, no emoji, no guessing at highlights."""
     from rich.console import Console
 
-    if stderr:
-        return Console(file=sys.stderr, markup=False, emoji=False, highlight=False)
-    return Console(file=sys.stdout, width=10_000, height=1_000, markup=False, emoji=False, highlight=False)
+    return Console(file=sys.stderr, markup=False, emoji=False, highlight=False)
 
 
 @contextmanager
@@ -68,13 +67,15 @@ def progress_bar(title: str, *, in_bytes: bool = True) -> Iterator[Callable[[int
 
     amounts = (DownloadColumn(binary_units=True), TransferSpeedColumn()) if in_bytes else ()
     columns = (BarColumn(), *amounts, TimeRemainingColumn())
-    with Progress(TextColumn(title, markup=False), *columns, console=console(stderr=True), transient=True) as bar:
+    with Progress(TextColumn(title, markup=False), *columns, console=console(), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def clean(text: str) -> str:
     """`text` with everything that is not printable written as an escape."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 

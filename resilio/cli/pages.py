@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..records import keys
 from ..records.manifest import LoadedManifest
 from ..types import CheckpointInfo, CheckpointRef, Damage
 from .output import ago, clean, iso, size
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
+from .tables import Table
 
 __all__ = [
     "damage_json",
@@ -23,7 +20,6 @@ __all__ = [
     "ls_table",
     "show_json",
     "show_page",
-    "table",
     "verify_json",
     "verify_lines",
 ]
@@ -69,7 +65,7 @@ def damage_line(damage: Damage) -> str:
 def ls_table(infos: Sequence[CheckpointInfo], now_s: float) -> Table:
     """Checkpoints as one line each, in the order given. The column "lineage" is left out where all are on it."""
     off = any(not info.on_lineage for info in infos)
-    shown = table(
+    shown = Table(
         "step", "gen", "committed", "", "ranks", "size", *(["lineage"] if off else []), "metrics", "saved because"
     )
     for info in infos:
@@ -125,12 +121,10 @@ def show_json(info: CheckpointInfo, manifest: LoadedManifest) -> dict[str, Any]:
     }
 
 
-def show_page(page: Mapping[str, Any], now_s: float) -> list[RenderableType]:
+def show_page(page: Mapping[str, Any], now_s: float) -> list[Table | str]:
     """The same for people, from what `show_json` returned."""
-    from rich.table import Table
-
     info, tensors, values = page["checkpoint"], page["tensors"], page["values"]
-    head = Table.grid(padding=(0, 2))
+    head = Table()
     reasons, metrics = "; ".join(info["reasons"]), sorted(info["metrics"].items())
     for name, text in (
         ("checkpoint", f"{info['name']}  (step {info['step']}, generation {info['generation']})"),
@@ -146,19 +140,19 @@ def show_page(page: Mapping[str, Any], now_s: float) -> list[RenderableType]:
         ("values", f"{values['count']}: {_counts(values['components'])}"),
     ):
         head.add_row(clean(name), clean(text))
-    parts: list[RenderableType] = [head]
+    parts: list[Table | str] = [head]
     for title, rows in (("component", tensors["components"]), ("dtype", tensors["dtypes"])):
-        totals = table(title, "tensors", "size")
+        totals = Table(title, "tensors", "size")
         for name, row in rows.items():
             totals.add_row(clean(name), str(row["count"]), size(row["size_bytes"]))
         parts += ["", totals]
-    biggest = table("biggest tensors", "dtype", "shape", "size")
+    biggest = Table("biggest tensors", "dtype", "shape", "size")
     for one in tensors["biggest"]:
         biggest.add_row(clean(one["name"]), one["dtype"], "×".join(map(str, one["shape"])), size(one["size_bytes"]))
-    objects = table("object", "size", "digest")
+    objects = Table("object", "size", "digest")
     for one in page["objects"]:
         objects.add_row(clean(one["name"]), size(one["size_bytes"]), one["digest"])
-    plain = table("value", "is")
+    plain = Table("value", "is")
     for key, value in list(values["plain"].items())[:_VALUES]:
         plain.add_row(clean(key), clean(_cut(repr(value))))
     parts += ["", biggest, "", objects, "", plain]
@@ -183,17 +177,6 @@ def verify_lines(ref: CheckpointRef, damage: Sequence[Damage]) -> list[str]:
     """The same for people."""
     name = keys.stem(ref)
     return [f"{name}  good"] if not damage else [f"{name}  {damage_line(one)}" for one in damage]
-
-
-def table(*columns: str) -> Table:
-    """A table without lines: what `cut` and `awk` can read."""
-    from rich.table import Table
-
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        numeric = column in {"step", "gen", "ranks", "size", "tensors"}
-        made.add_column(column, justify="right" if numeric else "left", no_wrap=True)
-    return made
 
 
 def _totals(tensors: Sequence[dict[str, Any]], by: Callable[[dict[str, Any]], str]) -> dict[str, dict[str, int]]:

@@ -9,10 +9,9 @@ import typer
 
 from .errors import Exit
 from .options import Debug, Json
+from .tables import Table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from ..policies import KeepPolicy, SavePolicy
     from ..types import CheckpointInfo, CheckpointRef
     from .simulate import Outcome, Start
@@ -73,7 +72,7 @@ def plan(
     if as_json:
         output.emit_json(page)
     else:
-        output.emit_rich(*_page(page))
+        output.emit_page(*_page(page))
     return Exit.GOOD if outcome.stopped_at is None else Exit.INCONCLUSIVE
 
 
@@ -164,12 +163,11 @@ def _is_simulated(ref: CheckpointRef, start: Start) -> bool:
     return ref.generation == start.generation
 
 
-def _page(page: dict[str, Any]) -> list[RenderableType]:
+def _page(page: dict[str, Any]) -> list[Table | str]:
     from .output import clean, count, size
-    from .pages import table
 
     timed = page["step_seconds"] is not None
-    shown = table("step", *(["after"] if timed else []), "saved because", "then goes", "there")
+    shown = Table("step", *(["after"] if timed else []), "saved because", "then goes", "there")
     for one in page["saves"]:
         shown.add_row(
             str(one["step"]),

@@ -22,13 +22,13 @@ def plugins(as_json: Json = False, debug: Debug = False) -> int:
     """
     from . import output
     from .extra import plugin_host
-    from .pages import table
+    from .tables import Table
 
     found = plugin_host().plugins()
     if as_json:
         output.emit_json({"plugins": [json_of(info) for info in found]})
     else:
-        shown = table("plugin", "version", "of", "state", "brings", "hooks")
+        shown = Table("plugin", "version", "of", "state", "brings", "hooks")
         for info in found:
             shown.add_row(
                 output.clean(info.name),
@@ -39,7 +39,7 @@ def plugins(as_json: Json = False, debug: Debug = False) -> int:
                 output.clean(", ".join(hook.removeprefix("resilio_") for hook in info.hooks) or "-"),
             )
         broken = [output.clean(f"BROKEN  {info.error}") for info in found if info.error]
-        output.emit_rich(shown, *broken)
+        output.emit_page(shown, *broken)
     return Exit.WANTING if any(info.error for info in found) else Exit.GOOD
 
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .errors import Exit
+from .tables import Table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from ..drill.crash import Report
 
 __all__ = ["selftest"]
@@ -60,7 +59,7 @@ def crash(
         if as_json:
             output.emit_json({"plants": {name: bug.what for name, bug in PLANTS.items()}})
         else:
-            output.emit_rich(_table(("bug", "what it does"), [(name, bug.what) for name, bug in PLANTS.items()]))
+            output.emit_page(_table(("bug", "what it does"), [(name, bug.what) for name, bug in PLANTS.items()]))
         return Exit.GOOD
     if url is None:
         raise ConfigError("selftest crash needs a URL, such as file:///data/run-17; or --list-plants.")
@@ -75,7 +74,7 @@ def crash(
     if as_json:
         output.emit_json(_json(report, INVARIANTS))
     else:
-        output.emit_rich(*_page(report, INVARIANTS))
+        output.emit_page(*_page(report, INVARIANTS))
     if plant is not None:
         return Exit.INCONCLUSIVE if report.good else Exit.WANTING
     if report.good and report.left:
@@ -96,7 +95,7 @@ def _json(report: Report, invariants: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _page(report: Report, invariants: dict[str, str]) -> list[RenderableType]:
+def _page(report: Report, invariants: dict[str, str]) -> list[Table | str]:
     from .output import clean
 
     rows = [
@@ -114,7 +113,7 @@ def _page(report: Report, invariants: dict[str, str]) -> list[RenderableType]:
         for one in report.scenarios
     ]
     head = ("scenario", "level", "operations", "states", "judged", "sampled", "on storage", "seconds", "violations")
-    lines: list[RenderableType] = [_table(head, rows, right=range(2, 8))]
+    lines: list[Table | str] = [_table(head, rows, right=range(2, 8))]
     lines += [f"skipped {name}: {why}" for name, why in report.skipped.items()]
     violations = [violation for one in report.scenarios for violation in one.violations]
     for name in report.violated:
@@ -137,12 +136,8 @@ def _page(report: Report, invariants: dict[str, str]) -> list[RenderableType]:
     return lines
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: range = range(0)) -> RenderableType:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="", padding=(0, 2, 0, 0))
-    for number, name in enumerate(head):
-        table.add_column(name, no_wrap=True, justify="right" if number in right else "left")
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: range = range(0)) -> Table:
+    table = Table(*head, right=frozenset(head[number] for number in right))
     for row in rows:
         table.add_row(*row)
     return table
@@ -159,6 +154,6 @@ def _progress() -> Iterator[Callable[[str, int, int], None] | None]:
     from .output import console
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=console(), transient=True) as bar:
         task = bar.add_task("recording", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)

@@ -26,5 +26,5 @@ def show(url: Url, which: Which = None, as_json: Json = False, debug: Debug = Fa
     if as_json:
         output.emit_json({"url": storage.url, **page})
     else:
-        output.emit_rich(*pages.show_page(page, now_s=time.time()))
+        output.emit_page(*pages.show_page(page, now_s=time.time()))
     return Exit.GOOD

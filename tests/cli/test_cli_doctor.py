@@ -47,7 +47,7 @@ def test_a_good_store_is_left_as_it_was(resilio: Any, branched: Any) -> None:
     code, checks = looked(resilio, branched.url)
     assert code == 0
     assert {check["state"] for check in checks.values()} == {"ok"}
-    assert list(checks) == [
+    assert [name for name in checks if not name.startswith("plugin ")] == [
         *("versions", "plugins", "storage", "reachable", "run", "space", "writing", "large objects"),
         *("create-if-absent", "listing", "deleting", "clock", "second process", "latency"),
     ]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 from records.fake_store import forged
 
-from resilio.records import keys
+from resilio.records import keys, schema
+from resilio.storage import LocalStorage
 from resilio.types import CheckpointRef
 
 
@@ -77,3 +80,30 @@ def test_a_newer_format_is_inconclusive(resilio: Any, branched: Any) -> None:
     code, out, err = resilio("ls", branched.url)
     assert (code, out) == (3, "")
     assert "99" in err and "pgrade" in err
+
+
+def test_a_thousand_checkpoints_are_one_small_read_each_and_three_listings(
+    resilio: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.begin(1)
+    attempt = run.commit(1)
+    one = schema.decode(run.storage.get(keys.commit_key(CheckpointRef(1, 1))), schema.CommitRecord, "x")
+    for step in range(2, 1001):
+        record = msgspec.structs.replace(one, step=step, attempt=keys.attempt_name(step, 1, "7f3a"))
+        (run.folder / keys.commit_key(CheckpointRef(1, step))).write_bytes(schema.encode(record))
+    calls: Counter[str] = Counter()
+    for name in ("get", "read_into", "stat", "list", "incomplete"):
+        real = getattr(LocalStorage, name)
+
+        def counted(self: LocalStorage, key: str, *args: Any, real: Any = real, name: str = name) -> Any:
+            calls[f"{name} {key}" if "1000" in key or not key.startswith("commits/0") else name] += 1
+            assert not key.startswith("step-") and attempt not in key  # nothing of what a checkpoint holds
+            return real(self, key, *args)
+
+        monkeypatch.setattr(LocalStorage, name, counted)
+    code, out, _ = resilio("ls", run.url)
+    assert (code, len(out.splitlines())) == (0, 1001)
+    reads = sum(count for call, count in calls.items() if call.split()[0] in ("get", "read_into"))
+    assert reads == 1000 + 2  # and the run's record, and the generation's
+    assert sum(count for call, count in calls.items() if call.startswith("list ")) == 3
+    assert [call for call in calls if call.startswith(("stat", "incomplete"))] == [f"stat {keys.RUN}"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 
 import pytest
 
 from resilio import errors
 from resilio.cli.errors import exit_code, report
-from resilio.cli.output import ago, clean, emit_json, emit_rich, iso, size
+from resilio.cli.output import ago, clean, emit_json, emit_page, iso, size
+from resilio.cli.tables import Table
 
 
 @pytest.mark.parametrize(
@@ -58,8 +60,37 @@ def test_control_characters_never_reach_the_terminal() -> None:
 
 
 def test_markup_in_texts_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    emit_rich("[red]x[/] :smile:")
+    emit_page("[red]x[/] :smile:")
     assert capsys.readouterr().out == "[red]x[/] :smile:\n"
+
+
+def test_a_table_is_aligned_by_what_a_terminal_shows_and_has_no_blanks_at_the_ends() -> None:
+    table = Table("step", "name", "then")
+    table.add_row("1", "läuft", "")
+    table.add_row("1000", "検査", "x", style="dim")
+    table.add_row("20", "e\u0301", "y")
+    assert list(table.lines()) == ["step  name   then", "   1  läuft", "1000  検査   x", "  20  e\u0301      y"]
+    assert list(table.lines(styled=True))[2] == "\x1b[2m1000  検査   x\x1b[0m"
+    bare = Table()
+    bare.add_row("a", "b")
+    assert list(bare.lines()) == ["a  b"]
+
+
+def test_colour_is_for_terminals_that_want_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Table("x")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    emit_page(table)
+    assert capsys.readouterr().out == "x\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    emit_page(table)
+    assert capsys.readouterr().out == "\x1b[1mx\x1b[0m\n"
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        monkeypatch.setenv(name, value)
+        emit_page(table)
+        assert capsys.readouterr().out == "x\n"
 
 
 def test_json_has_no_nan_literals_and_sorted_keys(capsys: pytest.CaptureFixture[str]) -> None:
