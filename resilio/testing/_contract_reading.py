@@ -30,7 +30,7 @@ _ODD = [
     "...",
     ".metadata",
     "deep/" * 12 + "end",
-    "long/" + "x" * 200,
+    "long/" + "x" * 200 + "/" + "y" * 100,
 ]
 
 _ILLEGAL = [

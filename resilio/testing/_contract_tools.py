@@ -41,6 +41,8 @@ _Test = TypeVar("_Test", bound=Callable[..., None])
 class BrokenPromise(AssertionError):
     """A storage does not do what `resilio.storage` promises; says which promise, and where it is written."""
 
+    __module__ = "resilio.testing"  # a report begins with the name in full
+
 
 class Contract:
     """Subclass it, and say how to make an empty storage.
