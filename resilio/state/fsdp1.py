@@ -61,6 +61,11 @@ class Original:
     order: tuple[int, ...] | None
     tensor: torch.Tensor = field(init=False)
 
+    @property
+    def absent(self) -> bool:
+        """Whether an optimizer here would step it, but for this rank's lack of any element of it."""
+        return self.sharded and not self.flat and self.count == 0
+
     def cut(self, flat: torch.Tensor) -> torch.Tensor:
         """Its part of a tensor that lies like the flat parameter."""
         return self.of_run(flat[self.offset : self.offset + self.count])

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..errors import CaptureError
 from .compare import same_nested
 from .flat_shard import FlatShard
 from .fsdp1 import Original, handles_of
@@ -61,7 +62,11 @@ class FlatOptimizer:
         position = {id(one): i for i, one in enumerate(originals)}
         for key, entries in optimizer.state.items():
             held = self._held.get(id(key), [])
+            if held and not isinstance(entries, dict):
+                raise CaptureError(f"{what}: the state of {held[0].name} is no dict; it cannot be saved", key=what)
             for one in held:
+                if one.absent:
+                    continue  # what some optimizers keep for it from the start on is never stepped
                 self.state[one.tensor] = {
                     name: one.entry(value, f"{what}.state.{one.name}.{name}") for name, value in entries.items()
                 }
@@ -112,11 +117,12 @@ class FlatOptimizer:
         for held in self._held.values():
             shown_by = [(one, self.state[one.tensor]) for one in held if one.tensor in self.state]
             key: Any = held[0].holder
-            if not shown_by:
-                self.optimizer.state.pop(key, None)
-            elif key in self.optimizer.state or not held[0].sharded or held[0].flat or held[0].count:
+            if held[0].absent and key not in self.optimizer.state:
+                continue  # no step will ever look for its state here
+            if shown_by:
                 self._put_entries(key, shown_by)
-            # else no element of it is here, and no step will ever look for its state
+            elif not held[0].absent:
+                self.optimizer.state.pop(key, None)
         stand_ins = {id(one.tensor) for one in self._all()}
         own = {key: entries for key, entries in self.state.items() if id(key) not in stand_ins}
         for key in [key for key in self.optimizer.state if id(key) not in self._held and key not in own]:
@@ -196,7 +202,7 @@ def borrow(view: OptimizerView, lent: dict[str, dict[str, Any]], originals: Iter
     state = view.nested.get("state", {})
     for name, entries in lent.items():
         one = by_tensor.get(id(view.parameters.get(name)))
-        if name not in state and one is not None and one.count == 0:
+        if one is not None and one.absent:
             state[name] = {key: _nothing_of(one, value) for key, value in entries.items()}
     known = [name for name in view.parameters if name in state]
     view.nested["state"] = {name: state[name] for name in [*known, *(key for key in state if key not in known)]}

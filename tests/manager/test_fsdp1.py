@@ -205,6 +205,8 @@ def load_each(rank: int, world: int, url: str, layouts: list[str], targets: list
                 train(*job)  # over state that is there already, and memory that a forward has gathered
                 job[0](torch.arange(11))
             resilio.restore(f"{url}/{layout}", parts(*job))
+            steps = [entries["step"].data_ptr() for entries in job[1].state.values()]
+            assert len(set(steps)) == len(steps), "one counter for several parameters counts their steps together"
             found[layout, target] = whole(*job)
     return found
 
