@@ -10,6 +10,8 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,s3,gs,abfs,sftp]"
+	@# A server of Azure's API comes from npm only; without npm the tests on abfs:// are skipped, and say so.
+	! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix $(VENV)/npm azurite@3.37.0 || true
 	touch $(STAMP)
 
 demo: install            ## train on 2 ranks, be killed with SIGKILL inside a save, resume on 1 rank

@@ -24,7 +24,7 @@ from resilio.errors import (
     TransientError,
 )
 
-__all__ = ["HttpAnswerError", "translate"]
+__all__ = ["HttpAnswerError", "says_exists", "translate"]
 
 Kind = type[ResilioError]
 
@@ -180,8 +180,7 @@ WHAT_NEXT: dict[Kind, str] = {
 
 _CLOSED = re.compile(r"clos(ed|ing)|shut ?down|not connected|event loop", re.IGNORECASE)
 _SECRETS = re.compile(
-    r"((?:[\w-]*(?:key|token|secret|password|signature)|sig|upload_id|authorization)\s*[=:]\s*)[^\s&,;<'\"]+"
-    r"|Bearer \S+",
+    r"(Bearer )\S+|((?:[\w-]*(?:key|token|secret|password|signature)|sig|upload_id)\s*[=:]\s*)[^\s&,;<'\"]+",
     re.IGNORECASE,
 )
 
@@ -196,13 +195,18 @@ def translate(error: Exception, doing: str, *, key: str, url: str) -> ResilioErr
         url: of the storage.
     """
     kind, why = _kind(error)
-    why = _SECRETS.sub(lambda found: f"{found[1] or 'Bearer '}***", " ".join(why.split()))[:500]
+    why = _SECRETS.sub(lambda found: f"{found[1] or found[2]}***", " ".join(why.split()))[:500]
     advice = f"; {WHAT_NEXT[kind]}" if kind in WHAT_NEXT else ""
     if kind is AlreadyExistsError:
         return AlreadyExistsError(f"{url}: there is an object {key!r} already", key=key, url=url)
     if kind is NotFoundError:
         return NotFoundError(f"{url}: no object {key!r}", key=key, url=url)
     return kind(f"{url}: cannot {doing} {key!r}: {why}{advice}", key=key, url=url)
+
+
+def says_exists(error: Exception) -> bool:
+    """Whether a create was refused because there is such an object."""
+    return _kind(error)[0] is AlreadyExistsError
 
 
 def _kind(error: Exception) -> tuple[Kind, str]:

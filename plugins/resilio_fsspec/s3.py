@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from resilio.errors import ConfigError, IntegrityError, StorageError
 from resilio.storage import Capabilities
 
-from .errors import S3_CODES, HttpAnswerError
+from .errors import S3_CODES, HttpAnswerError, says_exists
 from .place import Place, flag
 from .store import AsyncCalls, Begun, Listed, Range, Store, Upload, concurrently, copy_into, pieces
 
@@ -18,6 +19,7 @@ __all__ = ["S3Store"]
 _CONNECT_S, _READ_S = 10, 60
 _DELETE_AT_ONCE = 1000  # the API's limit
 _CONCURRENT = 8
+MARK = "resilio-create"  # in the metadata of an object that was created: by which call
 
 OPTIONS = ("endpoint_url", "region", "profile", "anon", "addressing", "requester_pays")
 
@@ -76,11 +78,33 @@ class S3Store(Store):
 
     def put(self, name: str, data: bytes, *, if_absent: bool) -> None:
         """See `Store.put`."""
-        self.call("put_object", len(data), Key=name, Body=data, **_create(if_absent))
+        if not if_absent:
+            self.call("put_object", len(data), Key=name, Body=data)
+            return
+        mark = secrets.token_hex(8)
+        with self.ours_if_marked(name, mark):
+            self.call("put_object", len(data), Key=name, Body=data, Metadata={MARK: mark}, IfNoneMatch="*")
+
+    @contextmanager
+    def ours_if_marked(self, name: str, mark: str) -> Iterator[None]:
+        """A create that is told "exists", though the object is its own, has succeeded.
+
+        Below us aiohttp repeats a PUT whose connection broke before the answer, as a proxy may, and if the first had
+        been carried out the second is refused.
+        """
+        try:
+            yield
+        except OSError as error:
+            if not says_exists(error):
+                raise
+            with suppress(FileNotFoundError):
+                if self.call("head_object", Key=name).get("Metadata", {}).get(MARK) == mark:
+                    return
+            raise
 
     def upload(self, name: str) -> Upload:
         """See `Store.upload`."""
-        return _Multipart(self, name, self.call("create_multipart_upload", Key=name)["UploadId"])
+        return _Multipart(self, name)
 
     def read(self, name: str, ranges: Sequence[Range]) -> None:
         """See `Store.read`."""
@@ -159,8 +183,9 @@ class S3Store(Store):
 
 
 class _Multipart(Upload):
-    def __init__(self, store: S3Store, name: str, token: str) -> None:
-        self._store, self._name, self._token = store, name, token
+    def __init__(self, store: S3Store, name: str) -> None:
+        self._store, self._name, self._mark = store, name, secrets.token_hex(8)
+        self._token = store.call("create_multipart_upload", Key=name, Metadata={MARK: self._mark})["UploadId"]
         self._parts: list[dict[str, Any]] = []
 
     def part(self, data: bytearray) -> None:
@@ -173,20 +198,17 @@ class _Multipart(Upload):
     def publish(self, data: bytearray) -> None:
         if data:
             self.part(data)
-        self._store.call(
-            "complete_multipart_upload",
-            Key=self._name,
-            UploadId=self._token,
-            MultipartUpload={"Parts": self._parts},
-            **_create(True),
-        )
+        with self._store.ours_if_marked(self._name, self._mark):
+            self._store.call(
+                "complete_multipart_upload",
+                Key=self._name,
+                UploadId=self._token,
+                MultipartUpload={"Parts": self._parts},
+                IfNoneMatch="*",
+            )
 
     def abort(self) -> None:
         self._store.abort(self._name, self._token)
-
-
-def _create(if_absent: bool) -> dict[str, Any]:
-    return {"IfNoneMatch": "*"} if if_absent else {}
 
 
 def _listed(item: dict[str, Any]) -> Listed:

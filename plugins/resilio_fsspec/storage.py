@@ -27,8 +27,8 @@ __all__ = ["FsspecStorage"]
 
 _LOG = logging.getLogger("resilio.storage")
 
-_PARTS_WANTED = 5_000  # half of what S3 allows
-_PARTS_BETWEEN = 500  # beyond them parts double every so many: 10,000 of them hold more than any store takes
+_PARTS_WANTED = 4_000  # S3 allows 10,000
+_PARTS_BETWEEN = 660  # beyond them parts double every so many: 10,000 hold the 5 TiB that S3 takes, none is above 5 GiB
 
 
 class FsspecStorage(Storage):

@@ -104,7 +104,8 @@ def answers(url: str) -> bool:
 def tool(name: str, why: str) -> str:
     """Where the program lies; skips the test if it is nowhere."""
     beside = Path(sys.executable).parent
-    found = shutil.which(name, path=os.pathsep.join([str(beside), os.environ.get("PATH", "")]))
+    places = [str(beside), str(beside.parent / "npm/node_modules/.bin"), os.environ.get("PATH", "")]
+    found = shutil.which(name, path=os.pathsep.join(places))
     return found or pytest.skip(f"no real server here: {why}")
 
 
