@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Most tests wait for other processes rather than for a core. A file stays with one worker: its tests share servers.
+WORKERS ?= 4
+PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .PHONY: install demo test test-all check format bench clean
 install: $(STAMP)
@@ -18,10 +21,10 @@ demo: install            ## train on 2 ranks, be killed with SIGKILL inside a sa
 	$(BIN)/python -m resilio_drills.demo
 
 test: install            ## the cut that CI runs
-	$(BIN)/python -m pytest -m "not full"
+	$(PYTEST) -m "not full"
 
 test-all: install        ## the whole matrix
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 check: install           ## style, types, layers
 	$(BIN)/ruff check .
