@@ -20,7 +20,6 @@ from resilio import CheckpointManager, failpoints, hookimpl, keep_last, open_sto
 from resilio.errors import ConfigError, UnknownSchemeError
 from resilio.events import Event, Swept, Verified
 from resilio.hooks import SaveFacts
-from resilio.hooks.host import Host
 from resilio.policies import KeepPolicy
 from resilio.records import keys, schema
 from resilio.storage import LocalStorage, RegisterStorage, Storage
@@ -332,8 +331,10 @@ def has_others(rank: int, world: int, url: str, folder: str, how: str, call: str
         sys.path.insert(0, f"{folder}/version_{rank}")
     elif rank == (1 if how == "only" else 0):
         os.environ["RESILIO_PLUGINS"] = "watcher"
-    if how == "same":
+    if how in ("same", "disabled"):
         os.environ["RESILIO_PLUGINS"] = "watcher"
+    if how == "disabled" and rank == 1:
+        os.environ["RESILIO_DISABLE_PLUGINS"] = "watcher"
     resilio.hooks.host.cache_clear()
     try:
         if call == "restore":
@@ -367,6 +368,7 @@ def folder(tmp_path: Path) -> Path:
     [
         ("only", "plugin 'watcher' is only here"),
         ("missing", "plugin 'watcher' is missing here"),
+        ("disabled", "plugin 'watcher' is missing here"),
         ("version", "plugin 'watch' has version 1.1, on rank 0 1.0"),
         ("hooks", "plugin 'hooks_of' has hooks resilio_on_event, resilio_pins, on rank 0 resilio_on_event"),
     ],
@@ -381,11 +383,3 @@ def test_ranks_with_other_plugins_are_refused_and_named(
 @pytest.mark.parametrize(("call", "ends"), [("manager", "made"), ("restore", "nothing to restore")])
 def test_ranks_with_the_same_plugins_go_on(tmp_path: Path, folder: Path, call: str, ends: str) -> None:
     assert run_world(has_others, 2, f"file://{tmp_path}/run", str(folder), "same", call) == [ends, ends]
-
-
-def test_a_disabled_plugin_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "watcher.py").write_text(PLUGIN)
-    monkeypatch.setenv("RESILIO_PLUGINS", "watcher")
-    monkeypatch.setenv("RESILIO_DISABLE_PLUGINS", "watcher")
-    assert [one.active for one in Host().plugins() if one.name == "watcher"] == [False]
