@@ -13,6 +13,7 @@ import typer
 
 from resilio.cli.app import app
 from resilio.drill.crash import Report, ScenarioReport, Violation
+from resilio.hooks.names import OWN_COMMANDS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "command.md").read_text("utf-8")
 SECTIONS = {head.strip(): text for head, text in re.findall(r"^##+ (.*?)\n(.*?)(?=^##+ |\Z)", PAGE, re.M | re.S)}
@@ -54,6 +55,7 @@ def told(value: Any, documented: set[str], path: str = "") -> Iterator[str]:
 
 def test_each_command_and_option_is_on_the_page_and_each_section_is_a_command() -> None:
     commands = dict(leaves())
+    assert {name.split()[1] for name in commands} <= set(OWN_COMMANDS)  # no plugin may have one
     assert {head for head in SECTIONS if head.startswith("resilio ")} == set(commands)
     for name, command in commands.items():
         text = SECTIONS[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ GOOD = """
 
     @resilio.hooks.hookimpl
     def resilio_add_commands(commands):
-        commands("greet", "good_commands:greet", help="Say hello [to] somebody.")
+        commands("greet", "good_commands:greet", help="Say hello [/to] somebody.")
         commands("group", "good_commands:app")
         commands("gone", "no_such_module:greet", help="Cannot be loaded.")
         commands("number", "good_commands:NUMBER")
@@ -108,7 +109,7 @@ def test_it_is_listed_without_being_imported_and_has_its_help(resilio: Any, good
     (good.folder / "good_commands.py").write_text("raise RuntimeError('imported')")
     code, out, err = resilio("--help")
     assert (code, err) == (0, "")
-    assert "Say hello [to] somebody." in out  # to the letter: no markup of a stranger's
+    assert re.search(r"Say hello \\?\[/to\] somebody\.", out)  # no markup of a stranger's is taken for such
     for name in ("greet", "group", "gone", "number", "odd"):
         assert f" {name} " in out
     good.module("good_commands", COMMANDS)
