@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -246,22 +245,19 @@ def test_how_long_the_loop_was_held_is_not_how_long_the_save_took(tmp_path):
     state = {"n": {"x": 1}}
     with CheckpointManager(f"file://{tmp_path}/run", state, mode="async", plugins=[ears], clock=clock) as ckpt:
         ckpt.restore()
-        ckpt.save(1)
-        job = ckpt._saves._job
-        assert job is not None
+        handle = ckpt.save(1)
         while not hold.exists():
             pass
         clock.advance(30)
+        wait = handle.exception
 
-        def release() -> None:
-            while job.held._since_s is None:  # until the loop waits in `close`
-                pass
-            clock.advance(4)
-            hold.unlink()
+        def waits(timeout_s: float | None = None) -> BaseException | None:
+            if hold.exists():
+                clock.advance(4)
+                hold.unlink()
+            return wait(timeout_s)
 
-        thread = threading.Thread(target=release)
-        thread.start()
-    thread.join()
+        handle.exception = waits  # type: ignore[method-assign]
     assert (ears.only(Saved).seconds, ears.only(Saved).held_s) == (36.0, 6.0)
     failpoints.disarm()
     ears = Ears(then=begin)
