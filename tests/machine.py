@@ -8,9 +8,10 @@ from collections.abc import Callable
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
-__all__ = ["MARK", "children", "listening", "open_files", "processes", "servers", "settle", "threads"]
+__all__ = ["KEPT", "MARK", "children", "listening", "open_files", "processes", "servers", "settle", "threads"]
 
 MARK = "RESILIO_CLEAN_MACHINE"  # whoever inherits it comes from a test here
+KEPT: set[int] = set()  # what a fixture of the whole session has started, and ends itself
 
 
 def servers() -> set[int]:
@@ -30,7 +31,7 @@ def processes(token: str) -> dict[int, str]:
                 found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:  # it has ended, or is somebody else's
             continue
-    return {pid: words for pid, words in found.items() if pid not in servers() | {os.getpid()}}
+    return {pid: words for pid, words in found.items() if pid not in servers() | KEPT | {os.getpid()}}
 
 
 def children() -> set[int]:
@@ -43,7 +44,7 @@ def children() -> set[int]:
                     found.update(map(int, thread.read_text().split()))
         except OSError:  # a thread ended meanwhile, and its children are another's now
             continue
-        return found - servers()
+        return found - servers() - KEPT
 
 
 def listening() -> set[str]:

@@ -10,12 +10,14 @@ from typing import Any
 from resilio.errors import ConfigError
 from resilio.storage import Capabilities
 
+from .errors import says_exists
 from .place import Place, flag
 from .store import AsyncCalls, Listed, Range, Store, Upload, concurrently, copy_into, pieces
 
 __all__ = ["AzureStore"]
 
 _CONCURRENT = 8
+MARK = "resilio_create"  # in the metadata of a blob that was created: by which call
 # `resilio.storage.retrying` is the only layer that retries.
 _ONCE: dict[str, Any] = {"retry_total": 0, "connection_timeout": 10, "read_timeout": 60}
 _ACCOUNT = re.compile(r"(?P<container>[^@]+)@(?P<account>[^.@]+)\.(?:dfs|blob)\.(?P<cloud>[\w.-]+)")
@@ -72,16 +74,31 @@ class AzureStore(Store):
 
     def put(self, name: str, data: bytes, *, if_absent: bool) -> None:
         """See `Store.put`."""
-        from azure.core.exceptions import ResourceExistsError
-
-        put = self.blob(name).upload_blob(data, length=len(data), overwrite=not if_absent, **_ONCE)
+        if not if_absent:
+            self.run(self.blob(name).upload_blob(data, length=len(data), overwrite=True, **_ONCE), len(data))
+            return
+        mark = secrets.token_hex(8)
+        put = self.blob(name).upload_blob(data, length=len(data), metadata={MARK: mark}, overwrite=False, **_ONCE)
         try:
             self.run(put, len(data))
-        except ResourceExistsError:
-            if not if_absent or self.stat(name):
+        except Exception as error:
+            if not says_exists(error):
                 raise
-            # Nothing but blocks that a writer left: a list of other blocks may still be committed, if there is no blob.
-            self.upload(name).publish(bytearray(data))
+            found = self.mark_of(name)
+            if found is None:
+                # Only blocks that a writer left: a list of others may still be committed, for there is no blob yet.
+                self.upload(name).publish(bytearray(data))
+            elif found != mark:
+                raise
+
+    def mark_of(self, name: str) -> str | None:
+        """Which call created the blob: "" if that is not known, None if there is no blob.
+
+        A create that is told "exists", though the blob is its own, has succeeded: below us aiohttp repeats a PUT whose
+        connection broke before the answer, as a proxy may, and if the first had been carried out the second is refused.
+        """
+        found = self._properties(name)
+        return None if found is None else str((found.metadata or {}).get(MARK, ""))
 
     def upload(self, name: str) -> Upload:
         """See `Store.upload`."""
@@ -112,15 +129,18 @@ class AzureStore(Store):
 
     def stat(self, name: str) -> Listed | None:
         """See `Store.stat`."""
+        found = self._properties(name)
+        return None if found is None or _folder(found) else Listed(name, found.size, found.last_modified.timestamp())
+
+    def _properties(self, name: str) -> Any | None:
         from azure.core.exceptions import ResourceNotFoundError
 
         try:
-            found = self.run(self.blob(name).get_blob_properties(**_ONCE))
+            return self.run(self.blob(name).get_blob_properties(**_ONCE))
         except ResourceNotFoundError as error:
             if _code(error) == "BlobNotFound":
                 return None
             raise
-        return None if _folder(found) else Listed(name, found.size, found.last_modified.timestamp())
 
     def list(self, prefix: str) -> Iterator[Listed]:
         """See `Store.list`."""
@@ -166,7 +186,7 @@ class _Blocks(Upload):
     """Blocks wait at the blob's name until a list of them is committed; they are nobody's who lists others."""
 
     def __init__(self, store: AzureStore, name: str) -> None:
-        self._store, self._blob = store, store.blob(name)
+        self._store, self._name, self._blob = store, name, store.blob(name)
         self._mark = secrets.token_hex(8)  # blocks of two writers of one name lie side by side
         self._ids: list[str] = []
 
@@ -182,7 +202,14 @@ class _Blocks(Upload):
         if data:
             self.part(data)
         blocks = [BlobBlock(block_id=block) for block in self._ids]
-        self._store.run(self._blob.commit_block_list(blocks, match_condition=MatchConditions.IfMissing, **_ONCE))
+        commit = self._blob.commit_block_list(
+            blocks, metadata={MARK: self._mark}, match_condition=MatchConditions.IfMissing, **_ONCE
+        )
+        try:
+            self._store.run(commit)
+        except Exception as error:
+            if not says_exists(error) or self._store.mark_of(self._name) != self._mark:
+                raise
 
     def abort(self) -> None:
         pass

@@ -63,6 +63,11 @@ class Line:
         _shut(near)
         _shut(far)
 
+    def drop(self) -> None:
+        """End every connection; new ones are served."""
+        for one in self._open[1:]:
+            _shut(one)
+
     def close(self) -> None:
         """End every connection and thread."""
         for one in self._open:

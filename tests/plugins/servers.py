@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from machine import KEPT
 
 __all__ = ["ACCESS", "SECRET", "azurite", "fake_gcs", "seaweedfs", "sftp_server"]
 
@@ -47,6 +48,7 @@ def serving(
                     stdout=log,
                     stderr=subprocess.STDOUT,
                 )
+            KEPT.add(process.pid)
             try:
                 if _comes_up(process, functools.partial(ready, chosen)):
                     yield folder, chosen
@@ -68,6 +70,7 @@ def _comes_up(process: subprocess.Popen[bytes], ready: Callable[[], bool]) -> bo
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()  # what it would keep goes with its folder, and some take ten seconds to say goodbye
     process.wait()
+    KEPT.discard(process.pid)
 
 
 def free_ports(count: int) -> list[int]:
