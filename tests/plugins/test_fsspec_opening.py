@@ -6,6 +6,7 @@ import errno
 import pickle
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ from resilio.errors import (
     UnknownSchemeError,
 )
 from resilio.storage.registry import without_credentials
+from resilio_fsspec import azure, s3, ssh
 from resilio_fsspec.errors import HttpAnswerError, translate
+from resilio_fsspec.opening import OFFERS
 from resilio_fsspec.storage import _Parts
 from resilio_fsspec.store import Store, Upload
 
@@ -243,3 +246,19 @@ def test_parts_are_equal_and_the_last_is_what_is_left(monkeypatch: pytest.Monkey
             out.write(bytes(5 * 2**20))
     step = Store.part_bytes
     assert upload.sizes == [step, step, step, 25 * 2**20 - 3 * step]
+
+
+# ---------------------------------------------------------------------------------------------------------------- docs
+
+
+def test_the_page_about_storage_names_every_scheme_and_every_option() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/storage.md").read_text("utf-8")
+    for scheme, offer in OFFERS.items():
+        if scheme.startswith("fsspec+"):
+            continue
+        assert f"`{scheme}://" in page
+        options = import_module(f"resilio_fsspec.{offer.kind.partition(':')[0]}").OPTIONS
+        assert all(f"| `{option}` |" in page for option in options), scheme
+        extra = offer.hint.partition("[")[2].partition("]")[0]
+        assert f"`resilio-ckpt[{extra}]`" in page
+    assert ssh.PASSWORD in page and s3.MARK in page and azure.MARK in page
