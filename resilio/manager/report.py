@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ..state.flat import Outcome
 from ..types import CheckpointInfo, Damage
 
 __all__ = ["RestoreReport"]
+
+_SHOWN = 3  # of thousands of keys; the fields have all of them
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,9 @@ class RestoreReport:
         found: the checkpoint, None if the run has none (and the job starts at step 0).
         outcomes: one per component: exact, re-derived for another world, or stayed live.
         passed_over: newer checkpoints of the lineage that are damaged, newest first, and why each was not taken.
+        renamed: saved flat key -> live one, of all that came back under another name.
+        stayed: live flat keys that stayed as they were; of an optimizer or other part that stayed whole, its name.
+        unused: flat keys of the checkpoint that went nowhere, but for what is a rank's own.
         unfinished: saves begun after it that never became a checkpoint, newest first, and what each lacks. Only looked
             for where the newest was asked for.
         read_bytes: bytes of tensors this rank read.
@@ -26,6 +32,9 @@ class RestoreReport:
 
     found: CheckpointInfo | None
     outcomes: tuple[Outcome, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    stayed: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
     passed_over: tuple[Damage, ...] = ()
     unfinished: tuple[Damage, ...] = ()
     read_bytes: int = 0
@@ -48,5 +57,14 @@ class RestoreReport:
         if self.found is not None:
             lines = [f"restored {self.found.ref} of {self.found.world} rank(s) in {self.seconds:.2f} s"]
         lines += [f"  {o.component}: {o.how}{f' ({o.note})' if o.note else ''}" for o in self.outcomes]
+        renamed = [f"{old} -> {new}" for old, new in self.renamed.items()]
+        lines += _shown("renamed", renamed) + _shown("stayed live", self.stayed) + _shown("not used", self.unused)
         lines += [f"  passed over {damage}" for damage in (*self.passed_over, *self.unfinished)]
         return "\n".join(lines)
+
+
+def _shown(what: str, keys: Sequence[str]) -> list[str]:
+    if not keys:
+        return []
+    more = f", and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+    return [f"  {what}: {len(keys)} key{'s' * (len(keys) > 1)}: {', '.join(keys[:_SHOWN])}{more}"]

@@ -117,6 +117,9 @@ def _restore(
     report = RestoreReport(
         found=info,
         outcomes=outcomes_of_foreign(outcomes) if isinstance(source, ForeignCheckpoint) else tuple(outcomes),
+        renamed=plan.renamed,
+        stayed=tuple(plan.stayed),
+        unused=tuple(plan.unused),
         passed_over=tuple(passed),
         unfinished=tuple(never),
         read_bytes=bar.done_bytes,

@@ -51,6 +51,11 @@ class Context:
         """Note how a component comes back."""
         self.result.outcomes.append(Outcome(name, how, note))
 
+    def stays(self, name: str, note: str) -> None:
+        """Note that a whole part stays as it is."""
+        self.outcome(name, "stayed live", note)
+        self.result.stayed.append(name)
+
     def present(self, part: Part, key: str) -> bool:
         """Whether a part as a whole is asked for and saved; the rest is noted."""
         node = self.saved.nodes.get(key)
@@ -58,12 +63,12 @@ class Context:
         chosen = [self.select(leaf, part.name) for leaf in keys]  # each is asked, so that no pattern counts as unused
         if not any(chosen):
             self.saved.claim(node)
-            self.outcome(part.name, "stayed live", "not asked for")
+            self.stays(part.name, "not asked for")
             return False
         if node is None:
             if self.strict:
                 self.problems.missing.append(key)
-            self.outcome(part.name, "stayed live", "not in the checkpoint")
+            self.stays(part.name, "not in the checkpoint")
             return False
         return True
 
@@ -85,6 +90,7 @@ class Context:
         if not self.saved.check(key, node.key, live):
             return None
         scratch = self.saved.want(node.key, live)
+        self.saved.take(node)
         if slot is not None:
             self._same_if_tied(key, slot.tensor, scratch)
         if not own:  # else the bits are looked at after the load
@@ -122,6 +128,7 @@ class Context:
     def want_all(self, node: Any, live: Any) -> None:
         """Scratch for every tensor below `node`, on the devices of the live ones in the same places."""
         self.saved.claim(node)
+        self.saved.take(node)
         for key, value in _side_by_side(node, live):
             spec = self.saved.spec(key)
             if spec is not None:

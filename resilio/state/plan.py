@@ -37,6 +37,9 @@ class RestorePlan:
 
     Attributes:
         scratch: saved flat key -> tensor to be filled from the checkpoint, allocated like the live one.
+        renamed: saved flat key -> live one, of what comes back under another name.
+        stayed: live flat keys that stay as they are; of an optimizer or other part that stays whole, its name.
+        unused: saved flat keys that go nowhere; what is a rank's own is left out.
         generators: as they were before the plan was made: a live loader that is asked for its state may draw.
     """
 
@@ -47,6 +50,9 @@ class RestorePlan:
     stock: list[tuple[str, Step]] = field(default_factory=list)
     rng: list[Callable[[], Outcome]] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)
+    stayed: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
 
     def check(self) -> None:
         """Look at the filled scratch for what the records alone could not show. Touches nothing live.

@@ -69,6 +69,10 @@ class _Planner:
             raise mismatch(f"the live state cannot take a checkpoint: {error}") from error
         self._generators()
         self._leftovers()
+        for prefix in self.ctx.saved.unused_renames():
+            raise ConfigError(
+                f"rename={{{prefix!r}: …}} matches nothing; the checkpoint has {', '.join(self._components())}"
+            )
         unused = self.ctx.select.unused()
         if unused:
             argument = "only" if unused[0] in (self.ctx.select.only or ()) else "exclude"
@@ -76,7 +80,15 @@ class _Planner:
                 f"{argument}={unused[0]!r} matches nothing; the checkpoint has {', '.join(self._components())}"
             )
         self.ctx.problems.raise_if_any(self.ctx.saved.saved.step)
+        self._say_what_came_from_where()
         return self.ctx.result
+
+    def _say_what_came_from_where(self) -> None:
+        """Leaving out the step, which the report tells anyway, and what belongs to a rank: see its component."""
+        shared = {new: key for new, key in self.ctx.saved.leaves.items() if not key.startswith("rank.")}
+        taken = {new: key for new, key in shared.items() if key in self.ctx.saved.taken}
+        self.ctx.result.renamed = {key: new for new, key in taken.items() if new != key}
+        self.ctx.result.unused = [key for new, key in shared.items() if new not in taken and key != "step"]
 
     def _parts(self) -> None:
         modules = self.ctx.state.view_modules()
@@ -108,13 +120,14 @@ class _Planner:
         hidden = ".".join(("buffers_np", *filter(None, [module_prefix(part.path)])))
         own: dict[str, Any] = {}  # canonical name -> saved node, for the module's own load_state_dict
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        skipped, missing = 0, []
+        skipped: list[str] = []
+        missing: list[str] = []
         found = [(f"{prefix}.{name}", name, view.slots.get(name), value) for name, value in view.entries.items()]
         found += [(f"{hidden}.{name}", "", slot, slot.tensor) for name, slot in view.hidden.items()]
         for key, name, slot, value in found:
             node = self.ctx.saved.nodes.get(key)
             if not self.ctx.select(key, part.name):
-                skipped += 1
+                skipped.append(key)
                 self.ctx.saved.claim(node)
             elif node is None:
                 missing.append(key)
@@ -128,7 +141,8 @@ class _Planner:
             else:
                 self.ctx.want_all(node, value)
                 own[name] = node
-        whole = len(missing) == len(found) - skipped and found and not skipped
+        self.ctx.result.stayed += skipped + missing
+        whole = len(missing) == len(found) and found
         if self.ctx.strict:
             self.ctx.problems.missing += [f"{prefix}.*"] if whole and len(missing) > 1 else missing
         if own:
@@ -143,14 +157,17 @@ class _Planner:
         if not copies and not own and found:
             self.ctx.outcome(part.name, "stayed live", "not asked for" if skipped else "not in the checkpoint")
         else:
-            stayed = skipped + len(missing)
+            stayed = len(skipped) + len(missing)
             self.ctx.outcome(part.name, "exact", f"{stayed} of {len(found)} keys stayed live" if stayed else "")
 
     def _optimizer(self, plan: OptimizerPlan) -> None:
-        stayed, of = plan.stayed
+        left, of = plan.stayed
+        stayed = len(left)
+        self.ctx.result.stayed += left
         if stayed == of:
             self.ctx.outcome(plan.name, "stayed live", "none of its keys was asked for and saved")
             return
+        plan.take()
         self.ctx.result.checks.append(plan.check)
         if plan.stock:
             self.ctx.result.stock.append((plan.name, plan.assign))
@@ -166,16 +183,16 @@ class _Planner:
             self.ctx.saved.claim(node)
         if not self.ctx.state.rng:
             if any(node is not None for node in nodes.values()):
-                self.ctx.outcome("rng", "stayed live", "rng=False")
+                self.ctx.stays("rng", "rng=False")
             return
         if not self.ctx.select(f"rank.{self.ctx.rank}.rng", "rng"):
-            self.ctx.outcome("rng", "stayed live", "not asked for")
+            self.ctx.stays("rng", "not asked for")
             return
         node, zero = nodes.get(self.ctx.rank), nodes.get(0)
         if zero is None or (node is None and self.ctx.rank < saved.world):
             if self.ctx.strict:
                 self.ctx.problems.missing.append(f"rank.{self.ctx.rank}.rng")
-            self.ctx.outcome("rng", "stayed live", "not in the checkpoint")
+            self.ctx.stays("rng", "not in the checkpoint")
             return
         self.ctx.want_all(zero if node is None else node, None)
         changed = (

@@ -86,7 +86,7 @@ class ExtrasPlanner:
 
     def _per_rank(self, part: Part, own: str, saved_own: list[str]) -> None:
         if not self.ctx.select(own, part.name):
-            self.ctx.outcome(part.name, "stayed live", "not asked for")
+            self.ctx.stays(part.name, "not asked for")
             return
         rule = part.rule
         if rule is not None and not isinstance(rule, PerRank):

@@ -50,6 +50,7 @@ class OptimizerPlan:
         self._other: dict[str, Any] = {}
         self._absent: list[str] = []
         self._left: set[tuple[Any, ...]] = set()  # what was saved and is not asked for
+        self._said: list[Any] = []  # trees of what is only read: names of parameters, preferences
         self._plan(saved.nodes[name])
 
     # planning ---------------------------------------------------------------------------------------------------------
@@ -93,6 +94,7 @@ class OptimizerPlan:
         live_names = self.view.group_names()
         saved_names = [[self._live_name(n) for n in self._saved.value(tree["params"])] for tree in trees]
         self._known = {name for names in saved_names for name in names}
+        self._said = [node for tree in trees for key, node in tree.items() if key in ("params", *PREFERENCES)]
         common = frozenset(self._known & {name for names in live_names for name in names})
         groups_wanted = any(
             self._wanted(f"{self.name}.param_groups.{i}.{key}") for i, tree in enumerate(trees) for key in tree
@@ -185,7 +187,7 @@ class OptimizerPlan:
                     self._left |= _entries(saved_name, tree)
                 continue
             name = self._live_name(saved_name)
-            if not self._whole(f"{self.name}.state.{saved_name}", tree):
+            if not self._whole(f"{self.name}.state.{name}", tree):
                 if name in owned:
                     self._left |= _entries(name, tree)
                 continue
@@ -249,9 +251,13 @@ class OptimizerPlan:
         if self._saved.spec(key) is not None:
             self._saved.want(key, like, order=order)
 
+    def take(self) -> None:
+        """Note which saved keys this restores."""
+        self._saved.take([*self._state.values(), *self._groups, *self._other.values(), self._said])
+
     @property
-    def stayed(self) -> tuple[int, int]:
-        """How many keys stay as they are, and how many there are, here or saved for what is here."""
+    def stayed(self) -> tuple[list[str], int]:
+        """The keys that stay as they are, and how many there are, here or saved for what is here."""
         nested = self.view.nested
         put: set[tuple[Any, ...]] = {(key,) for key in self._other}
         live: set[tuple[Any, ...]] = {
@@ -267,7 +273,8 @@ class OptimizerPlan:
                 live.update(("group", i, key) for key in group if key != "params" and key not in PREFERENCES)
                 put.update(("group", i, key) for key in trees)
         stay = (live | self._left) - put
-        return len(stay), len(stay | put)
+        keys = [".".join(map(str, ("param_groups", *key[1:]) if key[0] == "group" else key)) for key in stay]
+        return [f"{self.name}.{key}" for key in sorted(keys)], len(stay | put)
 
     # applying ---------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,16 @@ from .flat_shard import FlatShard
 from .tensors import allocate, local
 from .tree import build, refs
 
-__all__ = ["Problems", "Rename", "SavedView", "Selection", "patterns", "prefixes", "refuse_loose_ends"]
+__all__ = [
+    "Problems",
+    "Rename",
+    "SavedView",
+    "Selection",
+    "is_optimizer",
+    "patterns",
+    "prefixes",
+    "refuse_loose_ends",
+]
 
 Rename = Mapping[str, str] | Callable[[str], str]
 _SHOWN = 8
@@ -161,6 +170,7 @@ class SavedView:
         nodes: live-side path -> node of the saved tree; leaves and containers.
         leaves: live-side flat key -> saved flat key.
         scratch: saved flat key -> tensor to be filled.
+        taken: saved flat keys that are put somewhere.
     """
 
     def __init__(self, saved: SavedState, rename: Rename | None, problems: Problems) -> None:
@@ -168,14 +178,19 @@ class SavedView:
         self.nodes: dict[str, Any] = {}
         self.leaves: dict[str, str] = {}
         self.scratch: dict[str, torch.Tensor] = {}
+        self.taken: set[str] = set()
         self._problems = problems
         self._claimed: set[str] = set()
-        self._rename = _as_function(prefixes(rename))
-        self._index("", saved.tree)
+        self._live: dict[str, str] = {}  # saved flat key of each leaf -> live-side one
+        self._used: set[str] = set()
+        self._states: set[str] = set()  # paths of what holds an optimizer's state by parameter
+        self._rename = _as_function(prefixes(rename), self._used)
+        self._prefixes = tuple(rename) if isinstance(rename, Mapping) else ()
+        self._index("", saved.tree, None)
 
     def rename(self, key: str) -> str:
         """What the live side calls a saved key."""
-        new = self._rename(key)
+        new = self._live.get(key) or self._rename(key)
         if not isinstance(new, str):
             raise ConfigError(f"rename gave {new!r} for {key!r}; it must give text", key=key)
         return new
@@ -185,21 +200,49 @@ class SavedView:
         new = self.rename(f"model.{name}")
         return new.removeprefix("model.") if new.startswith("model.") else name
 
-    def _index(self, path: str, node: Any) -> None:
+    def unused_renames(self) -> list[str]:
+        """Prefixes of `rename` with which nothing saved begins."""
+        return [prefix for prefix in self._prefixes if prefix not in self._used]
+
+    def _index(self, path: str, node: Any, live: str | None) -> None:
+        """`live`: what the live side calls `path`, where the names of a model decide."""
         if path:
-            new = self.rename(path)
+            new = live or self.rename(path)
             if isinstance(node, Ref):
-                new = self.rename(node.key)
+                # After a mark against two keys of one name the saved key is longer than its path.
+                new = self.rename(node.key) if live is None else live + node.key.removeprefix(path)
                 if new in self.leaves:
-                    raise ConfigError(f"rename maps both {self.leaves[new]!r} and {node.key!r} to {new!r}", key=new)
+                    raise ConfigError(
+                        f"rename maps both {self.leaves[new]!r} and {node.key!r} to {new!r}; map the one that is not "
+                        "wanted to a name that nothing has, and leave it out with only= or strict=False",
+                        key=new,
+                    )
                 self.leaves[new] = node.key
+                self._live[node.key] = new
             self.nodes.setdefault(new, node)
         if isinstance(node, Mapping):
             for key, below in node.items():
-                self._index(f"{path}.{key}" if path else str(key), below)
+                name = f"{path}.{key}" if path else str(key)
+                self._index(name, below, self._named_like_a_model(path, node, key, live))
         elif isinstance(node, (list, tuple, set, frozenset)):
             for i, below in enumerate(node):
-                self._index(f"{path}.{i}", below)
+                self._index(f"{path}.{i}", below, None if live is None else f"{live}.{i}")
+
+    def _named_like_a_model(self, path: str, node: Any, key: Any, live: str | None) -> str | None:
+        """The live-side name of what stands below `key`, if it is that of a parameter or buffer of a model."""
+        if live is not None:
+            return f"{live}.{key}"
+        if path.partition(".")[0] == "buffers_np" and isinstance(node[key], Ref):
+            return f"buffers_np.{self.rename_parameter(f'{path}.{key}'.removeprefix('buffers_np.'))}"
+        if path in self._states and isinstance(key, str):
+            return f"{self.rename(path)}.{self.rename_parameter(key)}"
+        if is_optimizer(node):
+            self._states.add(f"{path}.state")
+        return None
+
+    def take(self, tree: Any) -> None:
+        """Note that all leaves of `tree` are put somewhere."""
+        self.taken.update(refs(tree))
 
     def claim(self, tree: Any) -> None:
         """Note that all leaves of `tree` are accounted for."""
@@ -260,17 +303,27 @@ class SavedView:
         return spec.shape == tuple(live.shape) and spec.dtype == live.dtype
 
 
+def _ends_a_name(key: str, at: int) -> bool:
+    """Whether a prefix of this length is made of whole names: `model.1` is none of `model.10.weight`."""
+    return at in (0, len(key)) or "." in key[at - 1 : at + 1]
+
+
 def _lie_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
     if isinstance(a, FlatShard) and isinstance(b, FlatShard):
         return a.lies_like(b)
     return type(a) is type(b) and local(a).shape == local(b).shape
 
 
+def is_optimizer(node: Any) -> bool:
+    """Whether this is what `capture_optimizer` makes of an optimizer, or plain DCP of one by parameter names."""
+    return isinstance(node, dict) and isinstance(node.get("param_groups"), list) and isinstance(node.get("state"), dict)
+
+
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _as_function(rename: Rename | None) -> Callable[[str], str]:
+def _as_function(rename: Rename | None, used: set[str]) -> Callable[[str], str]:
     if rename is None:
         return lambda key: key
     if not isinstance(rename, Mapping):
@@ -278,9 +331,8 @@ def _as_function(rename: Rename | None) -> Callable[[str], str]:
     pairs = sorted(rename.items(), key=lambda pair: -len(pair[0]))  # the longest that fits decides
 
     def by_prefix(key: str) -> str:
-        for old, new in pairs:
-            if key.startswith(old):
-                return new + key[len(old) :]
-        return key
+        fits = [(old, new) for old, new in pairs if key.startswith(old) and _ends_a_name(key, len(old))]
+        used.update(old for old, _ in fits)
+        return fits[0][1] + key[len(fits[0][0]) :] if fits else key
 
     return by_prefix
