@@ -301,7 +301,7 @@ def one_slowly(rank: int, world: int, folder: str) -> list[Any]:
         storage.wait_s = 3.0 * rank
         heard = attempt(lambda: ckpt.save(2).result())
         storage.wait_s = 0
-        for step in (3, 4, 5):
+        for step in range(3, 9):  # a busy machine may be late for one of them, too
             attempt(lambda: ckpt.save(step).result())  # noqa: B023
         return [heard, [info.step for info in ckpt.checkpoints()]]
 
@@ -309,7 +309,7 @@ def one_slowly(rank: int, world: int, folder: str) -> list[Any]:
 def test_one_rank_that_is_slower_than_the_others_by_the_deadline_is_named(tmp_path: Any) -> None:
     (first, steps), (_, same) = run_world(one_slowly, 2, str(tmp_path))
     assert first.startswith("RanksLostError writing") and "rank(s) 1" in first and "timeout_s" in first
-    assert steps == same and 2 not in steps and 5 in steps
+    assert steps == same and 2 not in steps and steps[-1] > 2
 
 
 # ----------------------------------------------------------------------------------------------------- other folders

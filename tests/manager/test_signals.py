@@ -100,6 +100,14 @@ def test_a_manager_that_cannot_be_made_leaves_the_handlers_as_they_were(tmp_path
 
 
 def test_one_ctrl_c_asks_for_a_save_and_the_second_interrupts(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        ask_and_insist(tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def ask_and_insist(tmp_path):
     with CheckpointManager(f"file://{tmp_path}", {"n": {"x": 1}}, save=save_on_signal("SIGINT"), mode="sync") as ckpt:
         ckpt.restore()
         ckpt.step(1)
