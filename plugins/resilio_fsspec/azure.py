@@ -72,15 +72,15 @@ class AzureStore(Store):
         """The client of one blob."""
         return self._client.get_blob_client(self._container, name)
 
-    def put(self, name: str, data: bytes, *, if_absent: bool) -> None:
+    def put(self, name: str, data: bytes, *, if_absent: bool) -> float | None:
         """See `Store.put`."""
         if not if_absent:
-            self.run(self.blob(name).upload_blob(data, length=len(data), overwrite=True, **_ONCE), len(data))
-            return
+            put = self.blob(name).upload_blob(data, length=len(data), overwrite=True, **_ONCE)
+            return _seconds(self.run(put, len(data)))
         mark = secrets.token_hex(8)
         put = self.blob(name).upload_blob(data, length=len(data), metadata={MARK: mark}, overwrite=False, **_ONCE)
         try:
-            self.run(put, len(data))
+            return _seconds(self.run(put, len(data)))
         except Exception as error:
             if not says_exists(error):
                 raise
@@ -90,6 +90,7 @@ class AzureStore(Store):
                 self.upload(name).publish(bytearray(data))
             elif found != mark:
                 raise
+        return None
 
     def mark_of(self, name: str) -> str | None:
         """Which call created the blob: "" if that is not known, None if there is no blob.
@@ -218,6 +219,11 @@ class _Blocks(Upload):
 def _folder(blob: Any) -> bool:
     """An account with real folders lists them as blobs, marked so."""
     return str((blob.metadata or {}).get("hdi_isfolder", "")).lower() == "true"
+
+
+def _seconds(answer: dict[str, Any]) -> float | None:
+    found = answer.get("last_modified")
+    return None if found is None else float(found.timestamp())
 
 
 def _code(error: Exception) -> str:

@@ -110,7 +110,7 @@ class GcsStore(Store):
     def _object(self, name: str) -> str:
         return f"{self._bucket}/{quote(name, safe='')}"
 
-    def put(self, name: str, data: bytes, *, if_absent: bool) -> None:
+    def put(self, name: str, data: bytes, *, if_absent: bool) -> float | None:
         """See `Store.put`."""
         create = {"ifGenerationMatch": "0"} if if_absent else {}
         mark = secrets.token_hex(16)  # is in none of our objects
@@ -119,7 +119,10 @@ class GcsStore(Store):
         body += data + f"\r\n--{mark}--\r\n".encode()
         kind = {"Content-Type": f"multipart/related; boundary={mark}"}
         with self._bucket_exists():
-            self.call("POST", f"/upload{self._bucket}", data=body, headers=kind, uploadType="multipart", **create)
+            answer = self.call(
+                "POST", f"/upload{self._bucket}", data=body, headers=kind, uploadType="multipart", **create
+            )
+        return _seconds(json.loads(answer.body))
 
     def upload(self, name: str) -> Upload:
         """See `Store.upload`."""
@@ -243,9 +246,12 @@ class _Resumable(Upload):
 
 
 def _listed(item: dict[str, Any]) -> Listed:
-    made = item.get("timeCreated") or item.get("updated")
-    seconds = datetime.fromisoformat(_with_micros(made)).timestamp() if made else None
-    return Listed(item["name"], int(item["size"]), seconds)
+    return Listed(item["name"], int(item["size"]), _seconds(item))
+
+
+def _seconds(item: dict[str, Any]) -> float | None:
+    made = item.get("timeCreated")
+    return datetime.fromisoformat(_with_micros(made)).timestamp() if made else None
 
 
 def _with_micros(stamp: str) -> str:

@@ -81,20 +81,20 @@ class GenericStore(Store):
         """See `Store.root`."""
         return self._open()[1]
 
-    def put(self, name: str, data: bytes, *, if_absent: bool) -> None:
+    def put(self, name: str, data: bytes, *, if_absent: bool) -> float | None:
         """See `Store.put`. Only in memory a create has one winner."""
         if self.place.protocol == _MEMORY:
             with _LOCK:
                 if if_absent and self._fs.exists(name):
                     raise FileExistsError(name)
                 self._fs.pipe_file(name, data)
-            return
+                return _seconds(self._fs.info(name))
         if if_absent and self._fs.exists(name):
             raise FileExistsError(name)
         target = self._begin(name)
         try:
             self._fs.pipe_file(target, data)
-            self._publish(target, name, len(data))
+            return self._publish(target, name, len(data))
         except BaseException:
             self._drop(target, name)
             raise
@@ -110,12 +110,14 @@ class GenericStore(Store):
             self._fs.makedirs(folder, exist_ok=True)
         return f"{folder}/{temp_name(last)}" if self._by_rename() else name
 
-    def _publish(self, target: str, name: str, size_bytes: int) -> None:
+    def _publish(self, target: str, name: str, size_bytes: int) -> float | None:
         # A `close` that failed once may be silent when it is called again (BR-48).
-        if self._fs.info(target)["size"] != size_bytes:
+        written = self._fs.info(target)
+        if written["size"] != size_bytes:
             raise StorageError(f"the store holds another number of bytes than the {size_bytes} that were written")
         if target != name:
             self._fs.mv(target, name)
+        return _seconds(written)
 
     def _drop(self, target: str, name: str) -> None:
         if target != name:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from resilio.errors import ConfigError, IntegrityError, StorageError
@@ -76,14 +77,14 @@ class S3Store(Store):
         """One request."""
         return self._run(self._ask(method, **arguments), size_bytes)
 
-    def put(self, name: str, data: bytes, *, if_absent: bool) -> None:
+    def put(self, name: str, data: bytes, *, if_absent: bool) -> float | None:
         """See `Store.put`."""
         if not if_absent:
-            self.call("put_object", len(data), Key=name, Body=data)
-            return
-        mark = secrets.token_hex(8)
+            return _date(self.call("put_object", len(data), Key=name, Body=data))
+        mark, answer = secrets.token_hex(8), dict[str, Any]()
         with self.ours_if_marked(name, mark):
-            self.call("put_object", len(data), Key=name, Body=data, Metadata={MARK: mark}, IfNoneMatch="*")
+            answer = self.call("put_object", len(data), Key=name, Body=data, Metadata={MARK: mark}, IfNoneMatch="*")
+        return _date(answer)
 
     @contextmanager
     def ours_if_marked(self, name: str, mark: str) -> Iterator[None]:
@@ -209,6 +210,12 @@ class _Multipart(Upload):
 
     def abort(self) -> None:
         self._store.abort(self._name, self._token)
+
+
+def _date(answer: dict[str, Any]) -> float | None:
+    """When the store answered, by its own clock."""
+    text = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    return parsedate_to_datetime(text).timestamp() if text else None
 
 
 def _listed(item: dict[str, Any]) -> Listed:

@@ -93,12 +93,12 @@ class SftpStore(Store):
 
     # ---- writing
 
-    def put(self, name: str, data: bytes, *, if_absent: bool) -> None:
+    def put(self, name: str, data: bytes, *, if_absent: bool) -> float | None:
         """See `Store.put`."""
         upload = _File(self, name)
         try:
             upload.part(bytearray(data))
-            upload.finish(overwrite=not if_absent)
+            return upload.finish(overwrite=not if_absent)
         except BaseException:
             upload.abort()
             raise
@@ -290,15 +290,18 @@ class _File(Upload):
         self.part(data)
         self.finish(overwrite=False)
 
-    def finish(self, *, overwrite: bool) -> None:
-        def done(sftp: Any) -> None:
+    def finish(self, *, overwrite: bool) -> float | None:
+        """Make it durable and visible; returns its time."""
+
+        def done(sftp: Any) -> float | None:
             self._file.flush()
             with _suppress_unsupported():
                 sftp._request(_EXTENDED, "fsync@openssh.com", self._file.handle)
+            stored_s: int | None = self._file.stat().st_mtime
             self._file.close()
             if overwrite:
                 sftp.posix_rename(self._temp, self._name)
-                return
+                return stored_s
             try:
                 sftp._request(_EXTENDED, "hardlink@openssh.com", self._temp, self._name)
             except OSError as error:
@@ -311,8 +314,9 @@ class _File(Upload):
                     ) from error
                 raise
             sftp.remove(self._temp)
+            return stored_s
 
-        self._locked(done)
+        return self._locked(done)
 
     def abort(self) -> None:
         def drop(sftp: Any) -> None:

@@ -63,8 +63,8 @@ class FsspecStorage(Storage):
         check_key(key)
         body = bytes(byte_view(data))
         with self._errors("put", key):
-            self._store.put(self._name(key), body, if_absent=if_absent)
-        return ObjectInfo(key, len(body))
+            stored_s = self._store.put(self._name(key), body, if_absent=if_absent)
+        return ObjectInfo(key, len(body), stored_s)
 
     def writer(self, key: str, *, size_hint: int | None = None) -> AbstractContextManager[Writer]:
         """See `Storage.writer`."""

@@ -88,8 +88,8 @@ class Store(ABC):
         return self.place.folder
 
     @abstractmethod
-    def put(self, name: str, data: bytes, *, if_absent: bool) -> None:
-        """See `Storage.put`."""
+    def put(self, name: str, data: bytes, *, if_absent: bool) -> float | None:
+        """See `Storage.put`. Returns Unix seconds by the store's clock, None where it does not tell."""
 
     @abstractmethod
     def upload(self, name: str) -> Upload:

@@ -65,6 +65,8 @@ class TestS3(StorageContract):
 
 
 class TestGcs(StorageContract):
+    cut = CUT | {"test_more_objects_than_a_page_holds"}
+
     @pytest.fixture(autouse=True)
     def _server(self, gs_endpoint: str) -> None:
         pass

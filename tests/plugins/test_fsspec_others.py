@@ -28,10 +28,19 @@ def url_of(request: Any, tmp_path: Path) -> Callable[[str], str]:
             return f"fsspec+{kind}://{tmp_path}/run"
         if kind == "sftp":
             return str(request.getfixturevalue("sftp_url").format(tmp_path / "run"))
-        request.getfixturevalue({"gs": "gs_endpoint", "abfs": "abfs_connection"}[kind])
+        request.getfixturevalue({"gs": "gs_endpoint", "abfs": "abfs_connection", "s3": "s3_endpoint"}[kind])
         return f"{kind}://tests{tmp_path}"
 
     return url
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "s3"])
+def test_what_was_put_has_the_time_of_the_store(kind: str, url_of: Callable[[str], str]) -> None:
+    """The age of leases and of what is off the lineage is told by it."""
+    with open_fsspec(url_of(kind)) as storage:
+        for if_absent in (True, False):
+            stored_s = storage.put("key", b"x", if_absent=if_absent).modified_s
+            assert stored_s is not None and abs(stored_s - storage.stat("key").modified_s) < 60
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import pickle
@@ -11,12 +12,13 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from fsspec.asyn import get_loop
 from plugins.conftest import s3_client
 from plugins.proxy import Line
 from torch import nn
@@ -166,6 +168,29 @@ def test_a_killed_upload_is_swept_by_the_next_job(run_url: str) -> None:
         life(3)
         assert [*storage.incomplete("")] == []
         assert len({info.key.split("/")[0] for info in storage.list("step-")}) == 1
+
+
+def test_a_call_that_is_interrupted_does_not_go_on_behind_our_back(run_url: str, line: Line) -> None:
+    """A part that is still sent would outlive the abort, and a range still fill a buffer that is in use again."""
+    interrupted = Event()
+
+    def hang(request: bytes) -> bool:
+        if b"partNumber=2" in request.split(b"\r\n", 1)[0]:
+            os.kill(os.getpid(), signal.SIGINT)
+            interrupted.wait(60)
+        return False
+
+    line.cut = hang
+    with open_fsspec(over(line, run_url)) as storage:
+        with pytest.raises(KeyboardInterrupt), storage.writer("key") as out:
+            out.write(bytes(9_000_000))
+            try:
+                out.write(bytes(9_000_000))
+            finally:
+                busy = [task for task in asyncio.all_tasks(get_loop()) if "watched" in repr(task)]
+                interrupted.set()
+        assert busy == []
+        assert [*storage.list("")] == [] and [*storage.incomplete("")] == []
 
 
 # ------------------------------------------------------------------------------------------------ listings and deletes
