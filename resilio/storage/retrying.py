@@ -19,6 +19,8 @@ __all__ = ["RetryingStorage", "retrying"]
 _LOG = logging.getLogger("resilio.storage")
 _T = TypeVar("_T")
 
+_MAY_PASS = (TransientError, ThrottledError, AuthExpiredError)
+
 # Not the global generator, which belongs to the training, and none with a state that forked ranks would share.
 _JITTER = random.SystemRandom()
 
@@ -192,18 +194,30 @@ class RetryingStorage(Storage):
                 f"{error} (gave up after {state.attempt_number} tries in {spent_s:.0f} s)", **facts
             ) from error
 
+        # What mostly goes well does so without the loop, which costs more than reading a small record does.
+        failures: list[Exception] = []
+        try:
+            return attempt()
+        except _MAY_PASS as error:
+            failures.append(error)
+
+        def attempts() -> _T:
+            if failures:
+                raise failures.pop()
+            return attempt()
+
         retry = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((TransientError, ThrottledError, AuthExpiredError)),
+            retry=tenacity.retry_if_exception_type(_MAY_PASS),
             wait=wait_s,
             stop=lambda state: left_s() <= 0,
             sleep=self._clock.sleep,
             before_sleep=before_wait,
             retry_error_callback=give_up,
         )
-        return retry(attempt)
+        return retry(attempts)
 
 
 def _error_of(state: tenacity.RetryCallState) -> TransientError | ThrottledError | AuthExpiredError:
     error = state.outcome.exception() if state.outcome else None
-    assert isinstance(error, TransientError | ThrottledError | AuthExpiredError)
+    assert isinstance(error, _MAY_PASS)
     return error

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 from records.fake_store import FakeStore, forged, manager, save, steps
 
@@ -58,6 +61,20 @@ def test_what_a_newer_branch_left_behind_is_off_the_lineage(store: FakeStore):
     assert catalog.find(30) == CheckpointRef(1, 30)
     with pytest.raises(NoCheckpointError, match="25"):
         catalog.find(11)
+
+
+def test_records_in_a_store_that_takes_several_reads_at_once_are_read_so(store: FakeStore):
+    branched(store)
+    catalog = discover(store)
+    meeting, real = threading.Barrier(store.capabilities.concurrency), store.read_into
+
+    def met(key: str, ranges: Any) -> None:
+        meeting.wait(timeout=30)  # broken if one of them has to be read before another
+        real(key, ranges)
+
+    store.read_into = met  # type: ignore[method-assign]
+    infos, damaged = catalog.checkpoints()
+    assert [info.step for info in infos] == [30, 10, 20, 25] and not damaged
 
 
 def test_a_step_on_the_lineage_is_found_before_one_off_it(store: FakeStore):
