@@ -76,7 +76,7 @@ class StorageRegistry(Registry[_Offer]):
         if offer is None:
             raise UnknownSchemeError(
                 f"{shown}: no installed plugin offers storage for {scheme}://. "
-                f"Known: {', '.join(self.schemes()) or 'none; is resilio-ckpt itself installed?'}. "
+                f"Known: {', '.join(_short(self)) or 'none; is resilio-ckpt itself installed?'}. "
                 f"Install a plugin that offers {scheme}://.",
                 url=shown,
                 scheme=scheme,
@@ -97,6 +97,11 @@ class StorageRegistry(Registry[_Offer]):
                 f"{shown}: the storage of {self.owner(scheme)} shows credentials in its url: report it there", url=shown
             )
         return storage
+
+
+def _short(schemes: Iterable[str]) -> Iterable[str]:
+    """`schemes` for people: of those that have a prefix such as ``fsspec+`` only that, each once."""
+    return dict.fromkeys(prefix + ("+…" if plus else "") for prefix, plus, _ in (one.partition("+") for one in schemes))
 
 
 def to_url(where: str | os.PathLike[str], schemes: Iterable[str] = ()) -> str:

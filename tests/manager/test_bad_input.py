@@ -163,7 +163,7 @@ def test_ranks_that_keep_otherwise_are_told_so(tmp_path):
         (
             "nope://user:secret@host/run",
             UnknownSchemeError,
-            "nope://host/run: no installed plugin.*Known: file, memory",
+            "nope://host/run: no installed plugin.*Known: .*file, .*memory",
         ),
     ],
     ids=str,
