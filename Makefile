@@ -1,8 +1,9 @@
 # Everything on a fresh machine: `make demo` and `make test`. Both make the virtual environment first.
-PYTHON ?= python3
-VENV   ?= .venv
-BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+PYTHON  ?= python3
+VENV    ?= .venv
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.installed
+AZURITE := $(VENV)/.azurite
 # Most tests wait for other processes rather than for a core. A file stays with one worker: its tests share servers.
 WORKERS ?= 4
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
@@ -13,17 +14,20 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,s3,gs,abfs,sftp]"
-	@# A server of Azure's API comes from npm only; without npm the tests on abfs:// are skipped, and say so.
-	! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix $(VENV)/npm azurite@3.37.0 || true
 	touch $(STAMP)
+
+# A server of Azure's API comes from npm only; without npm the tests on abfs:// are skipped, and say so.
+$(AZURITE): | $(STAMP)
+	! command -v npm >/dev/null || timeout 300 npm install --silent --no-audit --no-fund --prefix $(VENV)/npm azurite@3.37.0 || true
+	touch $(AZURITE)
 
 demo: install            ## train on 2 ranks, be killed with SIGKILL inside a save, resume on 1 rank
 	$(BIN)/python -m resilio_drills.demo
 
-test: install            ## the cut that CI runs
+test: install $(AZURITE)  ## the cut that CI runs
 	$(PYTEST) -m "not full"
 
-test-all: install        ## the whole matrix
+test-all: install $(AZURITE)  ## the whole matrix
 	$(PYTEST)
 
 check: install           ## style, types, layers
