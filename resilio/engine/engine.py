@@ -25,6 +25,7 @@ from .writer import AttemptWriter, Root
 __all__ = ["Engine", "saved_state"]
 
 _T = TypeVar("_T")
+_PHASES = ("staging", "writing", "committing")  # of an attempt, each with a meeting at its end
 _log = logging.getLogger("resilio")
 
 
@@ -42,6 +43,7 @@ class Engine:
         self._ranks = ranks
         self._digest = digest
         self._stager = Stager()
+        self._met: set[str] = set()  # meetings of the newest attempt that this rank has come to
 
     def plan(self, flat: FlatState) -> LocalPlan:
         """What this rank would write of `flat`. Local; whatever it raises must be agreed on before `save`."""
@@ -78,6 +80,7 @@ class Engine:
         ranks, saving = self._ranks, self._ranks.saving
         if saving.exchange is not None:
             saving.exchange.lost = None
+        self._met.clear()
 
         # A Ctrl-C belongs to the loop's thread; what else is no `Exception` would leave whoever waits without an end.
         stray: tuple[type[BaseException], ...] = (
@@ -85,6 +88,7 @@ class Engine:
         )
 
         def arrive(failure: BaseException | None, phase: str) -> None:
+            self._met.add(f"{attempt}/{phase}")
             if isinstance(failure, stray):
                 failure = portable(failure, SaveError)
             # Named by the attempt: after one that broke off here and went on there, all meet again in the next.
@@ -107,6 +111,7 @@ class Engine:
                 raise portable(error, SaveError) from error
 
         def settle(error: BaseException | None) -> None:
+            self._met.update(f"{attempt}/{phase}" for phase in _PHASES)
             try:
                 if error is not None:
                     raise self._told(error, attempt)
@@ -131,6 +136,19 @@ class Engine:
         else:
             settle(dcp.save(state, writer, planner, self._ranks))
         return outcome
+
+    def miss(self, attempt: str, error: BaseException) -> None:
+        """Let nobody wait for this rank in the meetings of `attempt`: `error` took it out of the save. Local.
+
+        A Ctrl-C between two of them, or before the first; or there was no thread to be had.
+        """
+        if self._ranks.saving.exchange is None or self._ranks.groups is None:
+            return
+        for phase in _PHASES:
+            name = f"{attempt}/{phase}"
+            if name not in self._met:
+                self._ranks.saving.exchange.miss(f"{phase} {attempt}", error, name=name)
+        self._ranks.groups.cut()
 
     def _told(self, error: BaseException, attempt: str) -> ResilioError:
         """What ended an attempt, as all ranks should hear it."""

@@ -297,7 +297,7 @@ class CheckpointManager(RunView):
             signalled=agreed.signalled,
         )
         reason = "last step" if last else self._save_policy.reason(context) if self._save_policy else None
-        handle = self._saves.save(step, metrics, reason, final=last) if reason else None
+        handle = self._save(step, metrics, reason, final=last) if reason else None
         self._ballot.begin(self._saves.pending, self._saves.began_s)
         return handle
 
@@ -311,7 +311,7 @@ class CheckpointManager(RunView):
             SaveError: this save failed (``sync``), or the one before did.
         """
         self._may_save()
-        handle = self._saves.save(step, metrics, "asked for")
+        handle = self._save(step, metrics, "asked for")
         self._stop = bool(self._ballot.drop()) or self._stop
         self._ballot.begin(self._saves.pending, self._saves.began_s)
         return handle
@@ -360,6 +360,16 @@ class CheckpointManager(RunView):
         self._release()
 
     # ------------------------------------------------------------------------------------------------------- internals
+
+    def _save(self, step: int, metrics: Mapping[str, Any] | None, reason: str, *, final: bool = False) -> SaveHandle:
+        before = self._saves.pending
+        try:
+            return self._saves.save(step, metrics, reason, final=final)
+        except BaseException:
+            # Taken out of a save that the others have in flight: they vote on it at the end of this call.
+            if self._mode == "async" and self._saves.pending not in (None, before):
+                self._ballot.begin(self._saves.pending, self._saves.began_s)
+            raise
 
     def _may_save(self) -> None:
         self._open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -13,6 +14,7 @@ from ..errors import ConfigError, RanksDisagreeError, RanksLostError, ResilioErr
 from ..events import SaveStarted
 from ..ranks import Ranks, portable, raise_first
 from ..state.flat import FlatState
+from ..state.fsdp1_optimizer import Lent
 from ..state.training_state import TrainingState
 from ..types import Mode
 from .ballot import Ballot
@@ -22,6 +24,10 @@ from .space import refuse_without_room, worst_case_bytes
 from .tolerance import Tolerance
 
 __all__ = ["Saves"]
+
+_log = logging.getLogger("resilio")
+
+_BEGINNING = "beginning a save"
 
 
 class Saves:
@@ -135,29 +141,39 @@ class Saves:
 
     def _begin(self, step: int, metrics: Mapping[str, Any] | None, reason: str) -> SaveHandle:
         try:
-            flat, local, job = self._prepare(step, metrics, reason)
+            flat, local, attempt, kept = self._prepare(step, metrics)
         except ResilioError as error:
             self._committer.teller.save_failed(step, reason, error)
             raise
         self.began_s = self._clock.monotonic_s()
-        after = job.committed if self._ranks.coordinator else None
-        with job.held:
-            try:
+        job: SaveJob | None = None
+        try:
+            job = self._committer.job(attempt, step, self._ranks.world, kept, reason)
+            after = job.committed if self._ranks.coordinator else None
+            with job.held:
                 self._committer.teller.tell(SaveStarted, step=step, world=job.world, reason=reason)
-                future = self._engine.save(
-                    flat, local, job.attempt, job.commit, after, background=self._mode == "async"
+                future = self._engine.save(flat, local, attempt, job.commit, after, background=self._mode == "async")
+        except BaseException as error:  # a Ctrl-C as well: whoever heard of the beginning hears of the end
+            self._engine.miss(attempt, error)
+            if self._ranks.exchange is not None:  # where the others meet who have heard of another error
+                self._ranks.exchange.miss(f"saving step {step}", error, name=_ended(attempt))
+            if self._ranks.coordinator and job is not None:
+                job.tell_failed(error)
+            if self._mode == "async" and self._ranks.world > 1:  # the others have it in flight, and hear later
+                lost = RanksLostError(
+                    f"saving step {step}: rank {self._ranks.rank} was taken out of it ({type(error).__name__})",
+                    ranks=[self._ranks.rank],
                 )
-            except BaseException as error:  # a Ctrl-C as well: whoever heard of the beginning hears of the end
-                if self._ranks.coordinator:
-                    job.tell_failed(error)
-                raise
+                self._job = job
+                self.latest = self.pending = SaveHandle.failed(step, reason, lost)
+            raise
         self._job = job
         self.latest = self.pending = SaveHandle(step, reason, future)
         return self.pending
 
     def _prepare(
-        self, step: int, metrics: Mapping[str, Any] | None, reason: str
-    ) -> tuple[FlatState, LocalPlan, SaveJob]:
+        self, step: int, metrics: Mapping[str, Any] | None
+    ) -> tuple[FlatState, LocalPlan, str, dict[str, float]]:
         """All before the first byte is written; an error of any rank on all."""
         flat: Any = None
         local: Any = None
@@ -166,27 +182,35 @@ class Saves:
         kept: dict[str, float] = {}
         needed_bytes = 0
         free_bytes: int | None = None
-        lent = self._state.lend(self._ranks.gather)  # may be collective: before what one rank alone may fail in
-        try:
-            self.check_step(step)
-            flat = self._state.capture(step, rank=self._ranks.rank, world=self._ranks.world, lent=lent)
-            local = self._engine.plan(flat)
-            needed_bytes = worst_case_bytes(flat, local, self._ranks.rank)
-            if self._ranks.coordinator:
-                kept = numbers(metrics or {})
-                attempt = self._committer.begin(step)
-                free_bytes = self._committer.storage.free_bytes()
-        except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
-            error = portable(caught, SaveError)
-        mine = error, attempt, step, needed_bytes, free_bytes, self._ranks.broken
-        answers = self._ranks.gather(mine, "beginning a save")
+        lent: Lent = {}
+        with self._ranks.coming_to(_BEGINNING):
+            try:  # it may be collective: before what one rank alone may fail in
+                lent = self._state.lend(self._ranks.gather)
+            except (RanksLostError, RanksDisagreeError):
+                raise  # on all ranks
+            except Exception:  # noqa: BLE001  state that cannot be looked at, which `capture` tells
+                _log.debug("before capture", exc_info=True)
+        with self._ranks.coming_to(_BEGINNING):
+            try:
+                self.check_step(step)
+                flat = self._state.capture(step, rank=self._ranks.rank, world=self._ranks.world, lent=lent)
+                local = self._engine.plan(flat)
+                needed_bytes = worst_case_bytes(flat, local, self._ranks.rank)
+                if self._ranks.coordinator:
+                    kept = numbers(metrics or {})
+                    attempt = self._committer.begin(step)
+                    free_bytes = self._committer.storage.free_bytes()
+            except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
+                error = portable(caught, SaveError)
+            mine = error, attempt, step, needed_bytes, free_bytes, self._ranks.broken
+            answers = self._ranks.gather(mine, _BEGINNING)
         self._ranks.renew_if(any(answer[5] for answer in answers))
         raise_first([answer[0] for answer in answers], "planning a save")
         attempt, steps = answers[0][1], [answer[2] for answer in answers]
         if len(set(steps)) > 1:
             raise RanksDisagreeError(f"ranks save different steps: {steps} by rank. Nothing was written.", steps=steps)
         refuse_without_room(self._committer.storage.url, step, sum(answer[3] for answer in answers), answers[0][4])
-        return flat, local, self._committer.job(attempt, step, self._ranks.world, kept, reason)
+        return flat, local, attempt, kept
 
     def _failed(self) -> bool:
         """Whether the save in flight is known to have failed on some rank."""
@@ -208,14 +232,21 @@ class Saves:
                 raise error  # who was missing would be waited for once more, and hears it as well when it comes
             if isinstance(error, Exception) and self._ranks.coordinator and self._job is not None:
                 error = self._job.cause(error)
-            self._ranks.agree(error, SaveError, what=f"saving step {handle.step}")
-        except ResilioError as failure:
+            # By name: a rank that was taken out of this save does not come, and is in step in the next one.
+            name = _ended(self._job.attempt) if self._job is not None else None
+            self._ranks.agree(error, SaveError, what=f"saving step {handle.step}", name=name)
+        except BaseException as failure:
             self.latest = None  # that step is not saved: it may be tried again
             if self._ranks.coordinator and self._job is not None:
                 self._job.tell_failed(failure)
                 # A rank that is late may still write: what it leaves goes when the next save begins.
-                self._job.failed(over=not isinstance(failure, RanksLostError))
+                self._job.failed(over=isinstance(failure, ResilioError) and not isinstance(failure, RanksLostError))
             raise
         self._tolerance.succeeded()
         self.stored_step = handle.step
         self.acknowledged = True
+
+
+def _ended(attempt: str) -> str:
+    """Name of the meeting in which all ranks say how an attempt ended."""
+    return f"{attempt}/ended"

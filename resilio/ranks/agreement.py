@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..errors import ResilioError, SaveError, StorageError
 from .exchange import Exchange
@@ -24,20 +24,39 @@ def portable(error: BaseException, kind: type[ResilioError] = ResilioError) -> R
     cause by a riddle; so nothing foreign is ever sent. A storage error that ends a save becomes a `SaveError`, which is
     what those who go on without that checkpoint catch.
     """
-    if isinstance(error, StorageError) and kind is SaveError:
-        error = SaveError(str(error), **{**error.facts, "cause": type(error).__name__})
-    if isinstance(error, ResilioError):
-        try:
-            pickle.loads(pickle.dumps(error))  # noqa: S301  (our own bytes)
-        except Exception:  # noqa: BLE001  a fact that does not travel; the text still does
-            return type(error)(str(error))
-        return error
-    text = "".join(traceback.format_exception(error))
     try:
         said = str(error)
     except Exception:  # noqa: BLE001  raised here, it would leave the other ranks waiting
         said = "(it has no text)"
-    return kind(f"{type(error).__name__}: {said}", cause=type(error).__name__, trace=text)
+    name = type(error).__name__
+    if not isinstance(error, ResilioError):
+        text = "".join(traceback.format_exception(error))
+        return kind(f"{name}: {said}", cause=name, trace=text)
+    if isinstance(error, StorageError) and kind is SaveError:
+        error = SaveError(said, **{**_facts(error), "cause": name})
+    if not _travels(error):
+        # A class of a plugin's or a user's own may be unknown elsewhere, or take other arguments than ours do.
+        ours = next(
+            one
+            for one in type(error).__mro__
+            if issubclass(one, ResilioError) and one.__module__ == ResilioError.__module__
+        )
+        known = ours(said, **{**_facts(error), "cause": name})
+        return known if _travels(known) else ours(said, cause=name)
+    return error
+
+
+def _facts(error: ResilioError) -> dict[str, Any]:
+    return getattr(error, "facts", {})  # a class with an `__init__` of its own may never have set them
+
+
+def _travels(error: ResilioError) -> bool:
+    """Whether `error` reaches another rank, and can be made anew there with more facts, as `raise_first` does."""
+    try:
+        pickle.loads(pickle.dumps(type(error)(str(error), **{**error.facts, "rank": 0, "ranks": [0], "phase": ""})))  # noqa: S301  (our own bytes)
+    except Exception:  # noqa: BLE001  whatever its class does
+        return False
+    return True
 
 
 class Agreement:

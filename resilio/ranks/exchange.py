@@ -42,7 +42,7 @@ class Exchange:
         self.world = world
         self.timeout_s = timeout_s
         self.lost: RanksLostError | None = None  # of the last meeting, if not all came to it
-        self.met = 0  # meetings this rank has come to, or missed
+        self.met = 0  # meetings without a name that this rank has come to, or missed
         self._store = store
         self._behind: list[str] = []  # meetings whose words rank 0 may take away once all came to a later one
 
@@ -70,9 +70,10 @@ class Exchange:
         Ranks: all, unless a test says otherwise.
         Blocks: until all ranks are here, or the deadline has passed.
         """
-        self.met += 1
+        if name is None:
+            self.met += 1
+            name = str(self.met)
         self.lost = None
-        name = name or str(self.met)
         try:
             self._store.set(f"{name}/{self.rank}", _packed((what, value)))
             if self.rank == 0:
@@ -89,8 +90,7 @@ class Exchange:
                 phase=what,
             )
         except BaseException as error:
-            if not isinstance(error, Exception):
-                self._break_off(name, what, f"was interrupted ({type(error).__name__})")
+            self._break_off(name, what, _why(error))
             raise
         if isinstance(answer, RanksLostError):
             self.lost = answer
@@ -104,6 +104,16 @@ class Exchange:
             self._store.set(_LEFT, _packed((self.rank, why)))
         except RuntimeError as error:
             _log.debug("leaving: %s", error)
+
+    def refuse_left(self, what: str) -> None:
+        """Pass if no rank has said that it left.
+
+        Raises:
+            RanksLostError: one has.
+        """
+        if self._store.check([_LEFT]):
+            rank, why = pickle.loads(self._store.get(_LEFT))  # noqa: S301  (our own bytes)
+            raise RanksLostError(f"{what}: rank {rank} left ({why})", ranks=[rank], phase=what)
 
     def absent(self, name: str, grace_s: float) -> list[int]:
         """The ranks that have not called this within `grace_s`: who is missing, after a collective has failed.
@@ -121,13 +131,17 @@ class Exchange:
         except RuntimeError:
             return [0]
 
-    def miss(self, what: str, error: BaseException) -> None:
-        """Let nobody wait for this rank in the next meeting: `error` interrupted it on the way there."""
-        self.met += 1
-        self._break_off(str(self.met), what, f"was interrupted ({type(error).__name__})")
+    def miss(self, what: str, error: BaseException, *, name: str | None = None) -> None:
+        """Let nobody wait for this rank in the next meeting, or that of `name`: `error` took it out of the way there.
+
+        Never fails. Ranks: any; local.
+        """
+        if name is None:
+            self.met += 1
+        self._break_off(name or str(self.met), what, _why(error))
 
     def _break_off(self, name: str, what: str, why: str) -> None:
-        """Let nobody wait for this rank, which a Ctrl-C, or an exit from a signal handler, takes out of a meeting."""
+        """Let nobody wait for this rank: a Ctrl-C takes it out of a meeting, or a word that cannot be sent or read."""
         try:
             if self.rank == 0:
                 lost = RanksLostError(f"{what}: rank 0 {why}", ranks=[0], phase=what)
@@ -187,9 +201,8 @@ class Exchange:
         def here(waited_s: float) -> bool:
             if self._store.check(keys):
                 return True
-            if waited_s > _PATIENT_S and self._store.check([_LEFT]):
-                rank, why = pickle.loads(self._store.get(_LEFT))  # noqa: S301  (our own bytes)
-                raise RanksLostError(f"{what}: rank {rank} left ({why})", ranks=[rank], phase=what)
+            if waited_s > _PATIENT_S:
+                self.refuse_left(what)
             return False
 
         return wait_until(here, timeout_s, shortest_s=0.0005, longest_s=1.0)
@@ -200,6 +213,10 @@ class Exchange:
         for name in behind:
             for key in (*map(str, range(self.world)), "answer"):
                 self._store.delete_key(f"{name}/{key}")
+
+
+def _why(error: BaseException) -> str:
+    return f"{'failed' if isinstance(error, Exception) else 'was interrupted'} ({type(error).__name__})"
 
 
 def _packed(value: object) -> Any:

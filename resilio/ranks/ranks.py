@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 
 import torch.distributed as dist
@@ -118,6 +120,24 @@ class Ranks(Agreement):
                 self.interrupt = ended
             if self.groups is not None and (self.interrupt is ended or isinstance(ended, RanksLostError)):
                 self.groups.cut()
+            raise
+
+    @contextmanager
+    def coming_to(self, what: str) -> Iterator[None]:
+        """On the way to the next meeting, and in it: a Ctrl-C in this block is told to those who wait there.
+
+        Args:
+            what: the meeting is about.
+
+        Ranks: all; the block has one meeting, its last act.
+        """
+        met = self.exchange.met if self.exchange is not None else 0
+        try:
+            yield
+        except BaseException as error:
+            # In the meeting, that has told them; an `Exception` on the way is to be agreed on there.
+            if not isinstance(error, Exception) and self.exchange is not None and self.exchange.met == met:
+                self.exchange.miss(what, error)
             raise
 
     def collective_failed(

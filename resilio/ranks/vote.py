@@ -6,15 +6,19 @@ on loopback: 0.09 ms of waiting (median).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
+from ..errors import RanksLostError
 from .ranks import Ranks
 from .waiting import wait_until
 
 __all__ = ["Vote"]
 
 _WHAT = "the vote of a step"
+_ASK_S = 1.0
 
 
 class Vote:
@@ -57,10 +61,32 @@ class Vote:
         work, self._work = self._work, None
         if work is not None:
             # Its own `wait` holds a Ctrl-C up, and ends the group if it gives up.
-            if not wait_until(lambda _: work.is_completed(), self._ranks.timeout_s, shortest_s=2e-5, longest_s=0.05):
+            if not wait_until(self._here(work), self._ranks.timeout_s, shortest_s=2e-5, longest_s=0.05):
                 raise self._ranks.collective_failed(_WHAT, self._name, None)
             try:
                 work.wait()
             except RuntimeError as error:
                 raise self._ranks.collective_failed(_WHAT, self._name, error) from error
         return {name: bool(flag) for name, flag in zip(self._names, self._ballot.tolist(), strict=True)}
+
+    def _here(self, work: dist.Work) -> Callable[[float], bool]:
+        """Whether all have voted; raises if one of them has left, asked in the store once a second."""
+        asked_s = 0.0
+
+        def here(waited_s: float) -> bool:
+            nonlocal asked_s
+            if work.is_completed():
+                return True
+            if waited_s - asked_s > _ASK_S and self._ranks.exchange is not None:
+                asked_s = waited_s
+                try:
+                    self._ranks.exchange.refuse_left(_WHAT)
+                except (RanksLostError, RuntimeError) as error:
+                    if self._ranks.groups is not None:
+                        self._ranks.groups.cut()
+                    if isinstance(error, RanksLostError):
+                        raise
+                    raise self._ranks.collective_failed(_WHAT, self._name, error) from error
+            return False
+
+        return here
