@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ class SignalFlags:
 
     A handler that was there before is called too, unless it is the default (which would end the process before the
     save) or ignores the signal. Python's own for SIGINT is called from the second SIGINT on: one Ctrl-C asks, two
-    insist. `close` puts back what was there before.
+    insist. `close` puts back what was there before. A fork of the process is ended by them as if nobody listened.
 
     Args:
         names: such as ``SIGTERM``.
@@ -33,6 +34,7 @@ class SignalFlags:
         self._asked: set[str] = set()  # ever
         self._before: dict[int, Any] = {}
         self._closed = False
+        self._pid = os.getpid()
         if self._names and threading.current_thread() is not threading.main_thread():
             raise ConfigError(
                 f"save_on_signal({', '.join(map(repr, self._names))}): make the CheckpointManager in the main thread, "
@@ -71,6 +73,12 @@ class SignalFlags:
         return other._beneath(number) if isinstance(other, SignalFlags) and other._closed else handler
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            # A fork of the job, such as a worker that loads data: nobody reads its flags, and who ends it waits for it.
+            handler = self._beneath(number)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            os.kill(os.getpid(), number)
+            return
         name = signal.Signals(number).name
         before = self._before[number]
         insists = name in self._asked or self._closed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from resilio import CheckpointManager, save_every
+from resilio import CheckpointManager, save_every, save_on_signal
 from resilio.errors import CaptureError, RanksLostError, ResilioError, StorageError
 from resilio.ranks import portable, raise_first
 from resilio.storage.local import LocalStorage
@@ -230,3 +232,18 @@ def test_a_rank_that_left_the_block_is_not_waited_for_in_a_vote(tmp_path: Path) 
     first, second = run_world(leaves_and_stays, 2, str(tmp_path), timeout_s=120)
     assert second == "ValueError my own mistake"
     assert first.startswith("RanksLostError") and "rank 1" in first
+
+
+def test_a_fork_of_a_job_that_listens_for_a_signal_is_ended_by_it(tmp_path: Path) -> None:
+    """As a worker is by `terminate()`; multiprocessing waits for its daemons when the job ends."""
+    with CheckpointManager(f"file://{tmp_path}", {"live": {"x": 1}}, save=save_on_signal("SIGTERM")) as ckpt:
+        ckpt.restore()
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(3)  # it went on
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGTERM)  # the job itself still saves and stops
+        ckpt.step(1)
+        ckpt.step(2)
+        assert ckpt.stop_requested
