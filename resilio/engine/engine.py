@@ -148,7 +148,7 @@ class Engine:
             name = f"{attempt}/{phase}"
             if name not in self._met:
                 self._ranks.saving.exchange.miss(f"{phase} {attempt}", error, name=name)
-        self._ranks.groups.cut()
+        self._ranks.groups.broken = True  # out of step on one of them; a vote that comes before `renew` may end
 
     def _told(self, error: BaseException, attempt: str) -> ResilioError:
         """What ended an attempt, as all ranks should hear it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..clock import Clock
+from ..errors import RanksLostError
 from ..policies import SavePolicy
 from ..ranks import Ranks, Vote
 from .handle import SaveHandle
@@ -48,6 +49,7 @@ class Ballot:
         self._periods = policy.clocks() if policy else ()
         self._signals = signals
         self._vote: Vote | None = None
+        self._told: frozenset[str] = frozenset()  # this rank's signals in the vote under way
         self._carried: frozenset[str] = frozenset()  # signals agreed on in a vote that no step read
 
     def begin(self, pending: SaveHandle | None, save_began_s: float) -> None:
@@ -63,7 +65,7 @@ class Ballot:
             return
         done = pending is not None and pending.done()
         elapsed_s = self._clock.monotonic_s() - save_began_s
-        seen = self._signals.take()
+        seen = self._told = self._signals.take()
         self._vote = Vote(
             self._ranks,
             {
@@ -83,7 +85,12 @@ class Ballot:
         if self._vote is None:
             return Agreed(signalled=signalled)
         vote, self._vote = self._vote, None
-        flags = vote.result()
+        try:
+            flags = vote.result()
+        except RanksLostError:
+            self._carried = signalled
+            self._signals.give_back(self._told)  # for the next vote: what one rank knows alone must not be acted upon
+            raise
         return Agreed(
             flags["running"],
             flags["failed"],

@@ -283,11 +283,11 @@ class CheckpointManager(RunView):
         """
         self._may_save()
         self._saves.check_step(step)
-        if self._ranks.broken:
-            self._ranks.renew("a step after a rank was lost")  # a rank that does not know yet hears it from its vote
-        agreed = self._ballot.read()
+        agreed = self._saves.vote()
         if self._saves.pending and (agreed.failed or not agreed.running):
             self._saves.settle()
+        if self._ranks.broken:  # not before: who is lost in a save is told by all in the same step, without a meeting
+            self._ranks.renew("a step after a rank was lost")  # a rank that does not know yet hears it from its vote
         self._stop = self._stop or bool(agreed.signalled)
         context = SaveContext(
             step=step,

@@ -17,7 +17,7 @@ from ..state.flat import FlatState
 from ..state.fsdp1_optimizer import Lent
 from ..state.training_state import TrainingState
 from ..types import Mode
-from .ballot import Ballot
+from .ballot import Agreed, Ballot
 from .handle import SaveHandle
 from .saving import Committer, SaveJob, numbers
 from .space import refuse_without_room, worst_case_bytes
@@ -134,6 +134,20 @@ class Saves:
         except ResilioError as error:
             self._tolerance.failed(error, final=final)
 
+    def vote(self) -> Agreed:
+        """What the last vote came to. A rank that was lost in the save in flight takes the vote with it: it failed."""
+        try:
+            return self._ballot.read()
+        except RanksLostError:
+            if not self._lost():
+                raise
+            return Agreed(running=False, failed=True)
+
+    def _lost(self) -> bool:
+        """Whether the save in flight is known to have failed for want of a rank: each rank hears that by itself."""
+        handle = self.pending
+        return handle is not None and handle.done() and isinstance(handle.exception(), RanksLostError)
+
     def left_behind(self) -> None:
         """Nobody will settle the save in flight: log its failure, and tell plugins, now or when it is known. Local."""
         if self.pending is not None:
@@ -220,7 +234,11 @@ class Saves:
         return any(self._ranks.gather(failed, "asking after the save in flight"))
 
     def _settle(self) -> None:
-        self._ballot.drop()
+        try:
+            self._ballot.drop()
+        except RanksLostError:
+            if not self._lost():
+                raise
         handle = self.pending
         if handle is None:
             return

@@ -54,6 +54,10 @@ class SignalFlags:
         seen, self._seen = self._seen, set()
         return frozenset(seen)
 
+    def give_back(self, names: frozenset[str]) -> None:
+        """Note signals once more that were taken in vain."""
+        self._seen |= names
+
     def close(self) -> None:
         """Put back the handlers that were there before. Idempotent; in another thread than the main one, too late."""
         if threading.current_thread() is not threading.main_thread():
