@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from .. import failpoints
 from ..clock import Clock
@@ -53,7 +54,7 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """`metrics` as plain numbers. Reads tensors, which waits for their device: call it only when a save needs them.
 
     Raises:
-        ConfigError: one is neither a number nor a tensor of one element.
+        ConfigError: one is neither a number nor a tensor of one element, or its value is spread over ranks.
     """
     if not isinstance(metrics, Mapping):
         raise ConfigError(f"metrics={metrics!r}: give a mapping from names to numbers, such as {{'loss': loss}}")
@@ -62,7 +63,15 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
         try:
             if isinstance(value, str | bytes):
                 raise TypeError("text")
+            if isinstance(value, DTensor) and not all(placement.is_replicate() for placement in value.placements):
+                raise ConfigError(  # rank 0's part is a number as well, and not the metric
+                    f"metrics[{name!r}] is a DTensor whose value is spread over the ranks: pass its full_tensor(), "
+                    "called on all of them",
+                    metric=name,
+                )
             found[str(name)] = float(value.detach() if isinstance(value, torch.Tensor) else value)
+        except ConfigError:
+            raise
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ConfigError(
                 f"metrics[{name!r}] is {type(value).__name__}; it must be a number or a tensor of one element",

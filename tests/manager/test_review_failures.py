@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from resilio import CheckpointManager, save_every, save_on_signal
 from resilio.errors import CaptureError, RanksLostError, ResilioError, StorageError
@@ -247,3 +249,24 @@ def test_a_fork_of_a_job_that_listens_for_a_signal_is_ended_by_it(tmp_path: Path
         ckpt.step(1)
         ckpt.step(2)
         assert ckpt.stop_requested
+
+
+def spread_metric(rank: int, world: int, folder: str) -> list[Any]:
+    mesh = init_device_mesh("cpu", (world,))
+    local = torch.tensor(rank + 1.0)
+    heard = []
+    with CheckpointManager(f"file://{folder}", {"live": torch.ones(5)}, mode="sync") as ckpt:
+        ckpt.restore()
+        for placement in (Partial(), Replicate()):
+            loss = DTensor.from_local(local, mesh, [placement], run_check=False)
+            try:
+                ckpt.save(1, metrics={"loss": loss})
+            except ResilioError as error:
+                heard.append(f"{type(error).__name__} {error}")
+        return [heard, [info.metrics for info in ckpt.checkpoints()]]
+
+
+def test_a_metric_of_which_each_rank_has_a_part_is_refused_and_not_taken_for_its_part(tmp_path: Path) -> None:
+    for heard, metrics in run_world(spread_metric, 2, str(tmp_path)):
+        assert len(heard) == 1 and "ConfigError" in heard[0] and "full_tensor()" in heard[0]
+        assert metrics == [{"loss": 1.0}]
