@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 from collections.abc import Iterator
 from functools import partial
@@ -170,7 +169,6 @@ def test_br_34_another_number_of_workers_is_refused_by_the_restore_itself(tmp_pa
         resilio.restore(tmp_path, {"dataloader": live})
     assert torch.equal(torch.get_rng_state(), draws)
     assert sorted(sample for batch in live for sample in batch.tolist()) == list(range(16))  # it is as it was
-    gc.collect()  # the error's traceback and the iterator that it stopped in hold each other, and so its workers
 
 
 # ------------------------------------------------------------------------------ BR-38: generators that stay as they are
