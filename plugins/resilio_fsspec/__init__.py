@@ -6,13 +6,25 @@ fork, no retry but resilio's own. What a store cannot promise, its `capabilities
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from resilio import hookimpl
 from resilio.storage import RegisterStorage
 
 from .opening import OFFERS, open_fsspec
-from .storage import FsspecStorage
+
+if TYPE_CHECKING:
+    from .storage import FsspecStorage as FsspecStorage
 
 __all__ = ["FsspecStorage", "open_fsspec", "resilio_register_storage"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "FsspecStorage":
+        from .storage import FsspecStorage
+
+        return FsspecStorage
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @hookimpl

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from importlib import import_module, metadata
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from resilio.errors import ConfigError
 
-from .place import parse
-from .storage import FsspecStorage
-from .store import Store
+if TYPE_CHECKING:
+    from .storage import FsspecStorage
+    from .store import Store
 
 __all__ = ["OFFERS", "Offer", "open_fsspec"]
 
@@ -76,6 +76,10 @@ def open_fsspec(url: str) -> FsspecStorage:
     offer = OFFERS.get(scheme)
     if offer is None:
         raise ConfigError(f"resilio_fsspec does not know {scheme}://", url=url)
+    # Not before: whoever opens any storage at all imports this file.
+    from .place import parse
+    from .storage import FsspecStorage
+
     module, _, name = offer.kind.partition(":")
     found = import_module(f".{module}", "resilio_fsspec")
     kind: type[Store] = getattr(found, name)

@@ -6,13 +6,14 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TypeVar
-
-import tenacity
+from typing import TYPE_CHECKING, TypeVar
 
 from ..clock import Clock, SystemClock
 from ..errors import AlreadyExistsError, AuthExpiredError, ConfigError, NotFoundError, ThrottledError, TransientError
 from .base import Buffer, Capabilities, Incomplete, ObjectInfo, Storage, Writer, byte_view
+
+if TYPE_CHECKING:
+    import tenacity
 
 __all__ = ["RetryingStorage", "retrying"]
 
@@ -200,6 +201,7 @@ class RetryingStorage(Storage):
             return attempt()
         except _MAY_PASS as error:
             failures.append(error)
+        import tenacity  # not before: it brings asyncio along, which is a good part of a command's start
 
         def attempts() -> _T:
             if failures:
