@@ -8,11 +8,14 @@ from typing import Any
 
 from ..records import keys
 from ..records.manifest import LoadedManifest
+from ..records.sampling import Coverage
+from ..records.verify import Verification
 from ..types import CheckpointInfo, CheckpointRef, Damage
 from .output import ago, clean, iso, size
 from .tables import Table
 
 __all__ = [
+    "coverage_json",
     "damage_json",
     "damage_line",
     "info_json",
@@ -161,22 +164,41 @@ def show_page(page: Mapping[str, Any], now_s: float) -> list[Table | str]:
     return parts
 
 
-def verify_json(ref: CheckpointRef, damage: Sequence[Damage], on_lineage: bool) -> dict[str, Any]:
+def verify_json(ref: CheckpointRef, found: Verification, on_lineage: bool) -> dict[str, Any]:
     """What became of one checkpoint."""
     return {
         "name": keys.stem(ref),
         "step": ref.step,
         "generation": ref.generation,
         "on_lineage": on_lineage,
-        "good": not damage,
-        "damage": [damage_json(one) for one in damage],
+        "good": not found.damage,
+        "damage": [damage_json(one) for one in found.damage],
+        "coverage": coverage_json(found.coverage),
     }
 
 
-def verify_lines(ref: CheckpointRef, damage: Sequence[Damage]) -> list[str]:
-    """The same for people."""
+def coverage_json(coverage: Coverage) -> dict[str, Any]:
+    """How much of it was looked at."""
+    return vars(coverage)
+
+
+def verify_lines(ref: CheckpointRef, found: Verification) -> list[str]:
+    """The same for people. What was read in part is never called good without how much that was."""
     name = keys.stem(ref)
-    return [f"{name}  good"] if not damage else [f"{name}  {damage_line(one)}" for one in damage]
+    if found.damage:
+        return [f"{name}  {damage_line(one)}" for one in found.damage]
+    return [f"{name}  good" + _coverage(found.coverage)]
+
+
+def _coverage(coverage: Coverage) -> str:
+    if coverage.level == "all":
+        return ""
+    if coverage.level == "inventory":
+        return " as far as looked: every object is there at its size; no data was read"
+    share = coverage.read_bytes / coverage.total_bytes if coverage.total_bytes else 1.0
+    # Rounded down: what is not all of it must not look as if it were.
+    percent = int(share * 1000) / 10
+    return f" as far as read: {percent:g} % of the tensor data ({size(coverage.read_bytes)})"
 
 
 def _totals(tensors: Sequence[dict[str, Any]], by: Callable[[dict[str, Any]], str]) -> dict[str, dict[str, int]]:

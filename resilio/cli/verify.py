@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,22 +17,40 @@ def verify(
     url: Url,
     which: Which = None,
     every: Annotated[bool, typer.Option("--all", help="Every checkpoint, off the lineage too.")] = False,
+    sample: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SAMPLE",
+            help="Read some of the tensor data: the second of seven parts (2/7), a share (10%), an amount (500M).",
+            show_default=False,
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Names and sizes of objects alone; read no data.")] = False,
+    read_all: Annotated[bool, typer.Option("--read-all", help="Read every byte. The default.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
     """Read a checkpoint whole and compare every byte with its digests; name what is damaged. Plugins may find more.
 
-    Exit codes: 0 every byte is what was saved; 1 something is not; 3 nothing is, but a plugin could not tell; 4 there
-    is no such checkpoint.
+    With --sample or --quick less is read, and the answer says how much.
+
+    Exit codes: 0 all that was read is what was saved; 1 something is not; 3 nothing is, but a plugin could not tell; 4
+    there is no such checkpoint.
     """
     from ..errors import ConfigError, FormatError, IntegrityError, NoCheckpointError, NotFoundError
     from ..hooks import Calls, host, open_storage
     from ..records import keys
-    from ..records.verify import verify_checkpoint
+    from ..records.sampling import Sample, parse_sample
+    from ..records.verify import examine_checkpoint
     from . import look, output, pages
 
     if every and which is not None:
         raise ConfigError("verify takes a STEP or --all, not both.")
+    if (sample is not None) + quick + read_all > 1:
+        raise ConfigError("verify takes one of --sample, --quick and --read-all.")
+    how: Sample | Literal["all", "inventory"] = "inventory" if quick else "all"
+    if sample is not None:
+        how = parse_sample(sample)
     results, findings = [], []
     calls = Calls(host())
     with open_storage(url) as storage:
@@ -40,17 +58,17 @@ def verify(
         for ref in reversed(catalog.commits) if every else [look.choose(catalog, which)]:
             try:
                 with output.progress_bar(keys.stem(ref)) as progress:
-                    damage = verify_checkpoint(storage, ref, progress)
+                    found = examine_checkpoint(storage, ref, how, progress=progress)
             except NoCheckpointError:
                 if not every:
                     raise
                 continue  # somebody's sweep took it since the listing
             with suppress(FormatError, IntegrityError, NotFoundError):  # such a record is among the damage already
-                damage += calls.verify(catalog.info(ref), storage)
-            findings += damage
-            results.append(pages.verify_json(ref, damage, on_lineage=ref in catalog.lineage))
+                found.damage.extend(calls.verify(catalog.info(ref), storage))
+            findings += found.damage
+            results.append(pages.verify_json(ref, found, on_lineage=ref in catalog.lineage))
             if not as_json:
-                output.emit("".join(f"{line}\n" for line in pages.verify_lines(ref, damage)))
+                output.emit("".join(f"{line}\n" for line in pages.verify_lines(ref, found)))
     good = all(result["good"] for result in results)
     if as_json:
         output.emit_json({"url": storage.url, "good": good, "checkpoints": results})

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import queue
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from ..errors import FormatError, IntegrityError, NoCheckpointError, NotFoundError
 from ..storage.base import Storage
@@ -10,13 +14,26 @@ from ..types import CheckpointRef, Damage
 from . import keys
 from .commits import find_commit
 from .digests import BLOCK_SIZE, DIGEST_SIZE, block_count, digester_for, verify_blocks
-from .manifest import LoadedManifest, PlacedPiece, load_manifest
+from .manifest import LoadedManifest, load_manifest
+from .read_ahead import in_order, readers
+from .sampling import UNIT_LIMIT, Coverage, Sample, Unit, pieces_by_object, sample_units, units_of
 
-__all__ = ["verify_checkpoint"]
-
-_CHUNK = 128 * BLOCK_SIZE  # bytes in memory at a time
+__all__ = ["Verification", "examine_checkpoint", "verify_checkpoint"]
 
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found, and how much was looked at: the first says nothing without the second.
+
+    Attributes:
+        damage: what is damaged; empty if nothing was found.
+        coverage: how much was read. Of a checkpoint whose manifest is damaged, nothing is.
+    """
+
+    damage: list[Damage]
+    coverage: Coverage
 
 
 def verify_checkpoint(storage: Storage, ref: CheckpointRef, progress: Progress | None = None) -> list[Damage]:
@@ -39,6 +56,33 @@ def verify_checkpoint(storage: Storage, ref: CheckpointRef, progress: Progress |
         NoCheckpointError: there is no commit record of `ref`, nor a pin that stands in for it.
         StorageError: the store failed: nothing is known.
     """
+    return examine_checkpoint(storage, ref, progress=progress).damage
+
+
+def examine_checkpoint(
+    storage: Storage,
+    ref: CheckpointRef,
+    how: Sample | Literal["all", "inventory"] = "all",
+    *,
+    progress: Progress | None = None,
+    rng: random.Random | None = None,
+) -> Verification:
+    """As `verify_checkpoint`, and also less than all of it.
+
+    A sample reads the chain of digests, names and sizes of all objects, all block digests, the objects that hold no
+    tensor, and some tensor data; what lies between tensors is under the digest of a whole object, which a sample does
+    not have. An inventory is the chain, names and sizes alone.
+
+    Args:
+        storage: the run's.
+        ref: which checkpoint.
+        how: how much to read.
+        progress: called with bytes done and bytes in all, from time to time.
+        rng: what a sample by share or amount is drawn with; the system's by default.
+
+    Raises: as `verify_checkpoint`.
+    """
+    level: Literal["all", "sample", "inventory"] = "sample" if isinstance(how, Sample) else how
     where = keys.commit_key(ref)
     try:
         commit = find_commit(storage, ref)
@@ -49,27 +93,58 @@ def verify_checkpoint(storage: Storage, ref: CheckpointRef, progress: Progress |
     except (IntegrityError, FormatError) as error:
         # Errors of the chain name a key within the attempt, and perhaps the tensor behind it.
         named = str(getattr(error, "where", "")).partition(":")[0]
-        return [Damage(named if keys.split_attempt_key(named) else where, str(error))]
-    return list(_Verifier(storage, manifest, progress or (lambda done, total: None)).run())
+        damage = [Damage(named if keys.split_attempt_key(named) else where, str(error))]
+        return Verification(damage, Coverage(level, 0, 0))
+    chosen = sample_units(manifest, how, rng) if isinstance(how, Sample) else None
+    verifier = _Verifier(storage, manifest, progress or (lambda done, total: None), chosen, level)
+    damage = list(verifier.run())
+    total = sum(placed.piece.size_bytes for tensor in manifest.tensors.values() for placed in tensor.pieces)
+    return Verification(damage, Coverage(level, verifier.judged, total))
 
 
 class _Verifier:
-    def __init__(self, storage: Storage, manifest: LoadedManifest, progress: Progress) -> None:
+    """Looks at one checkpoint.
+
+    Args:
+        storage: the run's.
+        manifest: what it is judged by.
+        progress: told of bytes done and in all.
+        chosen: the units to read; None for all.
+        level: what is read besides them.
+    """
+
+    def __init__(
+        self, storage: Storage, manifest: LoadedManifest, progress: Progress, chosen: list[Unit] | None, level: str
+    ) -> None:
         self.storage = storage
         self.manifest = manifest
         self.progress = progress
+        self.level = level
         self.done = 0
-        self.total = sum(record.size_bytes for record in manifest.objects.values())
-        self.buffer = memoryview(bytearray(_CHUNK))
+        self.judged = 0  # bytes of tensors
+        self.pieces = pieces_by_object(manifest)
+        self.chosen: dict[str, list[Unit]] | None = None
+        if chosen is not None:
+            self.chosen = {}
+            for unit in chosen:
+                self.chosen.setdefault(unit.key, []).append(unit)
+        self.largest = min(UNIT_LIMIT, max((one.size_bytes for one in manifest.objects.values()), default=0))
+        self.total = sum(map(self._to_read, manifest.objects))
+        self.digests: dict[str, bytes] = {}  # only those that are whole themselves
+        self.threads = readers(storage.capabilities.concurrency)
+        # Used over and over, since fresh memory costs more than reading into it; as many as are in flight.
+        self.buffers: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
+
+    def _to_read(self, key: str) -> int:
+        if self.level == "inventory":
+            return 0
+        if self.chosen is not None and key in self.pieces:
+            return sum(unit.end - unit.start for unit in self.chosen.get(key, []))
+        return self.manifest.objects[key].size_bytes
 
     def run(self) -> Iterator[Damage]:
         prefix = keys.attempt_key(self.manifest.attempt, "")
         sizes = {info.key: info.size_bytes for info in self.storage.list(prefix)}
-        pieces: dict[str, list[tuple[str, PlacedPiece]]] = {}
-        for name, tensor in self.manifest.tensors.items():
-            for piece in tensor.pieces:
-                pieces.setdefault(piece.key, []).append((name, piece))
-        digests: dict[str, bytes] = {}  # only those that are whole themselves
         # Digests objects first: the data is judged by them.
         for key in sorted(self.manifest.objects, key=lambda key: (not key.endswith(".digests"), key)):
             expected = self.manifest.objects[key].size_bytes
@@ -77,35 +152,37 @@ class _Verifier:
                 yield Damage(key, "is missing")
             elif sizes[key] != expected:
                 yield Damage(key, f"has {sizes[key]} bytes, saved were {expected}")
+            elif self.level == "inventory":
+                continue
             elif key.endswith(".digests"):
                 try:
-                    digests[key] = self.manifest.read_object(self.storage, key)
+                    self.digests[key] = self.manifest.read_object(self.storage, key)
                 except IntegrityError as error:
                     yield Damage(key, str(error))
                 self._advance(expected)
+            elif self.chosen is not None and key in self.pieces:
+                yield from self._data(key, self.chosen.get(key, []), whole=False)
             else:
-                yield from self._data(key, pieces.get(key, []), digests)
+                yield from self._data(key, units_of(key, expected, self.pieces.get(key, [])), whole=True)
 
-    def _data(self, key: str, pieces: list[tuple[str, PlacedPiece]], digests: dict[str, bytes]) -> Iterator[Damage]:
+    def _data(self, key: str, units: Iterable[Unit], *, whole: bool) -> Iterator[Damage]:
         record = self.manifest.objects[key]
         digester = digester_for(record.digest, key)
         bad: dict[tuple[str, int], list[int]] = {}  # (tensor, where its piece begins) -> blocks
-        position = 0
+        unknown = False
         try:
-            for name, placed in sorted(pieces, key=lambda one: (one[1].piece.at, one[1].piece.size_bytes)):
-                piece, known = placed.piece, digests.get(placed.digests_key)
-                for _, chunk in self._chunks(key, position, piece.at):
-                    digester.update(chunk)
-                for start, chunk in self._chunks(key, piece.at, piece.at + piece.size_bytes):
-                    digester.update(chunk)
-                    if known is not None:
-                        block = (start - piece.at) // BLOCK_SIZE
-                        found = _bad_blocks(chunk, known, piece.block + block)
-                        if found:
-                            bad.setdefault((name, piece.at), []).extend(block + i for i in found)
-                position = piece.at + piece.size_bytes
-            for _, chunk in self._chunks(key, position, record.size_bytes):
-                digester.update(chunk)
+            for unit, buffer, found in in_order(units, self._look, self.threads):
+                if whole:
+                    digester.update(buffer[: unit.end - unit.start])
+                self.buffers.put(buffer)
+                for part in unit.parts:
+                    if part.placed.digests_key in self.digests:
+                        self.judged += part.size_bytes
+                    else:
+                        unknown = True
+                for name, at, blocks in found:
+                    bad.setdefault((name, at), []).extend(blocks)
+                self._advance(unit.end - unit.start)
         except (IntegrityError, NotFoundError) as error:
             yield Damage(key, f"changed while it was read: {error}")
             return
@@ -113,20 +190,26 @@ class _Verifier:
             some = ", ".join(map(str, blocks[:8])) + (", …" if len(blocks) > 8 else "")
             what = f"tensor {name!r}: {len(blocks)} of its 64 KiB blocks here differ from what was saved ({some})"
             yield Damage(key, what, {"tensor": name, "at": at, "blocks": blocks})
-        if digester.text() == record.digest:
-            return
-        if not bad:
+        if whole and not bad and digester.text() != record.digest:
             what = f"its digest is {digester.text()}, saved was {record.digest}"
-            unknown = any(placed.digests_key not in digests for _, placed in pieces)
             yield Damage(key, what + ("" if unknown else "; the difference lies outside of all tensors"))
 
-    def _chunks(self, key: str, start: int, end: int) -> Iterator[tuple[int, memoryview]]:
-        """Bytes `start` … `end`, in chunks that begin on block borders counted from `start`."""
-        for at in range(start, end, _CHUNK):
-            chunk = self.buffer[: min(_CHUNK, end - at)]
-            self.storage.read_into(key, [(at, chunk)])
-            yield at, chunk
-            self._advance(len(chunk))
+    def _look(self, unit: Unit) -> tuple[Unit, memoryview, list[tuple[str, int, list[int]]]]:
+        """Read a unit and compare its blocks: the work that several threads do at once."""
+        try:
+            buffer = self.buffers.get_nowait()
+        except queue.Empty:
+            buffer = memoryview(bytearray(self.largest))
+        self.storage.read_into(unit.key, [(unit.start, buffer[: unit.end - unit.start])])
+        found = []
+        for part in unit.parts:
+            known = self.digests.get(part.placed.digests_key)
+            if known is not None:
+                chunk = buffer[part.start - unit.start :][: part.size_bytes]
+                blocks = _bad_blocks(chunk, known, part.placed.piece.block + part.block)
+                if blocks:
+                    found.append((part.name, part.placed.piece.at, [part.block + i for i in blocks]))
+        return unit, buffer, found
 
     def _advance(self, size_bytes: int) -> None:
         self.done += size_bytes

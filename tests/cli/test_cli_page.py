@@ -95,7 +95,7 @@ def test_the_json_of_each_command_is_as_documented(
     runs: dict[str, list[tuple[str, ...]]] = {
         "resilio pin": [("pin", url, "100", "--because", "x")],
         "resilio unpin": [("unpin", url, "100")],
-        "resilio show": [("show", url)],
+        "resilio show": [("show", url), ("show", url, "--tensors")],
         "resilio plan": [
             ("plan", url, "--save", "save_every(9)", "--keep", "keep_last(1)", "--steps", "9", "--step-seconds", "1")
         ],

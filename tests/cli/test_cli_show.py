@@ -130,3 +130,28 @@ def test_what_plugins_said_of_the_save_is_shown(resilio: Any, run: Any) -> None:
     assert "commit = abc\\x1b[31m  dirty = False" in out and "\x1b" not in out
     page = json.loads(resilio("show", run.url, "--json")[1])
     assert page["checkpoint"]["about"] == {"git\x1b": {"commit": "abc\x1b[31m", "dirty": False}}
+
+
+def test_tensors_are_listed_and_chosen_by_a_glob(resilio: Any, branched: Any) -> None:
+    code, out, _ = resilio("show", branched.url, "--tensors")
+    assert code == 0
+    assert [line.split() for line in out.splitlines()] == [
+        ["tensor", "dtype", "shape", "pieces", "size"],
+        ["model.weight", "uint8", "200000", "1", "195.3", "KiB"],
+        ["optimizer.state.weight.step", "int64", "scalar", "1", "8", "B"],
+        [],
+        ["2", "tensors,", "195.3", "KiB"],
+    ]
+    code, out, _ = resilio("show", branched.url, "--tensors", "--match", "optimizer.*", "--json")
+    assert json.loads(out)["tensors"]["listed"] == [
+        {
+            "name": "optimizer.state.weight.step",
+            "dtype": "int64",
+            "shape": [],
+            "size_bytes": 8,
+            "pieces": 1,
+            "tied_to": None,
+        }
+    ]
+    assert resilio("show", branched.url, "--tensors", "--match", "MODEL*")[1].endswith("0 tensors of 2, 0 B\n")
+    assert resilio("show", branched.url, "--match", "model.*")[0] == 2

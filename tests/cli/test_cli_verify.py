@@ -41,6 +41,7 @@ def test_good_is_0(resilio: Any, branched: Any) -> None:
                 "on_lineage": True,
                 "good": True,
                 "damage": [],
+                "coverage": {"level": "all", "read_bytes": 200_008, "total_bytes": 200_008},
             }
         ],
     }
@@ -166,3 +167,42 @@ def test_plugins_find_more_and_one_that_cannot_tell_is_inconclusive(
     assert resilio("verify", branched.url, "--all")[0] == 1  # damage outweighs what could not be judged
     flip(branched.folder / "commits" / "000000200-g000001.json", 5)
     assert resilio("verify", branched.url, "200")[0] == 1
+
+
+def test_a_sampled_pass_says_how_much_it_read_and_n_runs_read_all_of_it(resilio: Any, branched: Any) -> None:
+    read = 0
+    for part in (1, 2, 3):
+        code, out, _ = resilio("verify", branched.url, "--sample", f"{part}/3", "--json")
+        assert code == 0
+        coverage = json.loads(out)["checkpoints"][0]["coverage"]
+        assert (coverage["level"], coverage["total_bytes"]) == ("sample", 200_008)
+        read += coverage["read_bytes"]
+    assert read == 200_008
+    code, out, _ = resilio("verify", branched.url, "--sample", "1/3")
+    assert (code, out) == (0, "000000400-g000002  good as far as read: 34.4 % of the tensor data (67.3 KiB)\n")
+
+
+def test_damage_is_found_by_the_part_it_lies_in_and_by_no_other(resilio: Any, branched: Any) -> None:
+    flip(branched.folder / ATTEMPT / "__0_0.distcp", 70_000)
+    assert [resilio("verify", branched.url, "--sample", f"{part}/4")[0] for part in (1, 2, 3, 4)] == [0, 1, 0, 0]
+    assert resilio("verify", branched.url, "--sample", "100%")[0] == 1
+
+
+def test_a_quick_look_reads_no_data_and_says_so(resilio: Any, branched: Any) -> None:
+    data = branched.folder / ATTEMPT / "__0_0.distcp"
+    flip(data, 70_000)
+    code, out, _ = resilio("verify", branched.url, "--quick")
+    assert code == 0
+    assert out == "000000400-g000002  good as far as looked: every object is there at its size; no data was read\n"
+    flip(branched.folder / ATTEMPT / "manifest-0.json", 30)
+    assert resilio("verify", branched.url, "--quick")[0] == 1
+    os.truncate(branched.folder / "step-000000300-g000002-7f3a" / "__0_0.distcp", 5)
+    assert resilio("verify", branched.url, "300", "--quick")[0] == 1
+
+
+@pytest.mark.parametrize("sample", ["0/3", "4/3", "1/0", "0%", "101%", "x", "", "0", "1/3/5", "-1/3", "٣%", "1e9"])
+def test_what_is_no_sample_is_2(resilio: Any, branched: Any, sample: str) -> None:
+    code, out, err = resilio("verify", branched.url, f"--sample={sample}")
+    assert (code, out) == (2, "")
+    assert "is no sample" in err
+    assert resilio("verify", branched.url, "--quick", "--read-all")[0] == 2

@@ -1,0 +1,56 @@
+"""What is shown of tensors one by one. Keys of the JSON are for ever, as those of `pages`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ..records.manifest import LoadedManifest
+from .output import clean, count, size
+from .tables import Table
+
+__all__ = ["dims", "listed", "listing"]
+
+
+def listed(manifest: LoadedManifest, match: str | None = None) -> list[dict[str, Any]]:
+    """Every tensor whose name fits the glob `match`, by name, tied ones under each of their names."""
+    names = {**dict.fromkeys(manifest.tensors), **manifest.ties}
+    found = []
+    for name, twin in sorted(names.items()):
+        if match is None or fnmatchcase(name, match):
+            tensor = manifest.tensors[twin or name]
+            found.append(
+                {
+                    "name": name,
+                    "dtype": tensor.dtype,
+                    "shape": list(tensor.shape),
+                    "size_bytes": tensor.size_bytes,
+                    "pieces": len(tensor.pieces),
+                    "tied_to": twin,
+                }
+            )
+    return found
+
+
+def listing(rows: Sequence[dict[str, Any]], of: int) -> list[Table | str]:
+    """The same for people; `of` is how many there are in all."""
+    shown = Table("tensor", "dtype", "shape", "pieces", "size", "", right=frozenset({"pieces"}))
+    for one in rows:
+        tied = f"tied to {one['tied_to']}" if one["tied_to"] else ""
+        shown.add_row(
+            clean(one["name"]),
+            one["dtype"],
+            dims(one["shape"]),
+            str(one["pieces"]),
+            size(one["size_bytes"]),
+            clean(tied),
+        )
+    stored = sum(one["size_bytes"] for one in rows if not one["tied_to"])
+    some = "" if len(rows) == of else f" of {of:,}"
+    return [shown, "", f"{count(len(rows), 'tensor')}{some}, {size(stored)}"]
+
+
+def dims(shape: Sequence[int]) -> str:
+    """A shape for people."""
+    return "×".join(map(str, shape)) or "scalar"
