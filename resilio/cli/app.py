@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from .completion import completion, prepare
+from .diff import diff
 from .doctor import doctor
 from .errors import report
 from .extra import CommandGroup
@@ -74,6 +75,6 @@ def _options(
     pass
 
 
-for command in (ls, show, verify, pin, unpin, forget, plan, plugins, doctor, completion):
+for command in (ls, show, verify, diff, pin, unpin, forget, plan, plugins, doctor, completion):
     app.command()(command)
 app.add_typer(selftest, name="selftest")

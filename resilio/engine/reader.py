@@ -18,11 +18,11 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
 from ..errors import IntegrityError, NotFoundError
 from ..ranks import Ranks
+from ..records.boxes import SPAN_LIMIT, Box, Span, split
 from ..records.digests import BLOCK_SIZE, DIGEST_SIZE, block_count, verify_blocks
 from ..records.manifest import LoadedManifest, PlacedPiece
 from ..storage.base import Storage
 from . import dcp
-from .boxes import SPAN_LIMIT, Box, Span, split
 from .loading import ParallelReader, as_dtype
 
 __all__ = ["CheckpointReader"]

@@ -106,6 +106,7 @@ def test_the_json_of_each_command_is_as_documented(
             ("selftest", "crash", "memory://x", "--plant", "commit-first"),
             ("selftest", "crash", "--list-plants"),
         ],
+        "resilio diff": [("diff", url, "100", "300")],
         "damage": [],
         "resilio ls": [("ls", url)],
         "resilio verify": [("verify", url, "--all")],

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilio.engine.boxes import Box, split
+from resilio.records.boxes import Box, split
 from resilio.records.digests import BLOCK_SIZE
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from ..records.digests import BLOCK_SIZE
+from .digests import BLOCK_SIZE
 
 __all__ = ["SPAN_LIMIT", "Box", "Span", "split"]
 
