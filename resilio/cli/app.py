@@ -12,6 +12,7 @@ from .completion import completion, prepare
 from .diff import diff
 from .doctor import doctor
 from .errors import report
+from .export import export
 from .extra import CommandGroup
 from .forget import forget
 from .ls import ls
@@ -75,6 +76,6 @@ def _options(
     pass
 
 
-for command in (ls, show, verify, diff, pin, unpin, forget, plan, plugins, doctor, completion):
+for command in (ls, show, verify, diff, export, pin, unpin, forget, plan, plugins, doctor, completion):
     app.command()(command)
 app.add_typer(selftest, name="selftest")

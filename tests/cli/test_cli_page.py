@@ -107,6 +107,7 @@ def test_the_json_of_each_command_is_as_documented(
             ("selftest", "crash", "--list-plants"),
         ],
         "resilio diff": [("diff", url, "100", "300")],
+        "resilio export": [("export", url, "--to", str(branched.folder.parent / "exported"))],
         "damage": [],
         "resilio ls": [("ls", url)],
         "resilio verify": [("verify", url, "--all")],
