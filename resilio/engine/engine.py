@@ -36,12 +36,14 @@ class Engine:
         storage: the run's store.
         ranks: who takes part.
         digest: algorithm of the whole-object digests: ``xxh3_128``, ``crc32`` or ``sha256``.
+        fingerprints: whether to compute those of the tensors that are saved.
     """
 
-    def __init__(self, storage: Storage, ranks: Ranks, digest: str = "xxh3_128") -> None:
+    def __init__(self, storage: Storage, ranks: Ranks, digest: str = "xxh3_128", *, fingerprints: bool = True) -> None:
         self._storage = storage
         self._ranks = ranks
         self._digest = digest
+        self._fingerprints = fingerprints
         self._stager = Stager()
         self._met: set[str] = set()  # meetings of the newest attempt that this rank has come to
 
@@ -95,7 +97,13 @@ class Engine:
             ranks.arrive(failure, SaveError, what=f"{phase} {attempt}", name=f"{attempt}/{phase}", via=saving)
 
         writer = AttemptWriter(
-            self._storage, attempt, local, ranks.rank, self._digest, lambda failure: arrive(failure, "writing")
+            self._storage,
+            attempt,
+            local,
+            ranks.rank,
+            self._digest,
+            self._fingerprints,
+            lambda failure: arrive(failure, "writing"),
         )
         planner = Planner(local, ranks.rank, ranks.world, lambda failure: arrive(failure, "staging"))
         state = {**flat.tensors, **flat.values}

@@ -26,6 +26,7 @@ from ..records.digests import DIGEST_SIZE, Digester, append_block_digests, diges
 from ..records.schema import FORMAT, ManifestPart, ObjectRecord, PartRef, Piece, TensorRecord, encode
 from ..storage.base import Storage, Writer
 from . import dcp
+from .fingerprints import PieceFingerprints
 from .plan import LocalPlan
 
 __all__ = ["AttemptWriter", "Root"]
@@ -61,6 +62,7 @@ class AttemptWriter(StorageWriter):
         local: this rank's plan.
         rank: this process.
         digest: algorithm of the whole-object digests.
+        fingerprints: whether to compute those of what is written.
         arrive: called with what went wrong here, or None: raises on all ranks if one is missing or has failed.
 
     Attributes:
@@ -74,6 +76,7 @@ class AttemptWriter(StorageWriter):
         local: LocalPlan,
         rank: int,
         digest: str,
+        fingerprints: bool,
         arrive: Callable[[BaseException | None], None],
     ) -> None:
         super().__init__()
@@ -82,6 +85,7 @@ class AttemptWriter(StorageWriter):
         self._local = local
         self._rank = rank
         self._digest = digest
+        self._fingerprints = fingerprints
         self._arrive = arrive
         self.root: Root | None = None
 
@@ -151,13 +155,18 @@ class AttemptWriter(StorageWriter):
         crc = torch.serialization.get_crc32_options()
         torch.serialization.set_crc32_options(False)
         try:
-            with self._storage.writer(keys.attempt_key(self._attempt, name), size_hint=_size_hint(plan)) as sink:
+            key = keys.attempt_key(self._attempt, name)
+            with self._storage.writer(key, size_hint=_size_hint(plan)) as sink, PieceFingerprints() as fingerprints:
                 data.sink = sink
                 for item in plan.items:
                     start = data.tell()
                     resolved = planner.resolve_data(item)
                     if isinstance(resolved, torch.Tensor):
-                        self._note(tensors, item, *data.write_tensor(resolved))
+                        plain = row_major(resolved)
+                        piece = self._note(tensors, item)
+                        if self._fingerprints:
+                            fingerprints.begin(piece, plain)
+                        piece.at, piece.size_bytes, piece.block = data.write_tensor(plain)
                     else:
                         data.write(resolved.getbuffer())
                     info = dcp.storage_info(name, start, data.tell() - start)
@@ -187,22 +196,16 @@ class AttemptWriter(StorageWriter):
         self._storage.put(keys.attempt_key(self._attempt, name), data)
         return ObjectRecord(name=name, size_bytes=len(data), digest=digest_of(data, self._digest))
 
-    def _note(self, tensors: dict[str, TensorRecord], item: WriteItem, at: int, size_bytes: int, block: int) -> None:
+    def _note(self, tensors: dict[str, TensorRecord], item: WriteItem) -> Piece:
         assert item.tensor_data is not None
         key = item.index.fqn
         dtype, shape, order = self._local.specs[key]
         record = tensors.setdefault(key, TensorRecord(dtype=dtype, shape=shape, pieces=[], order=order))
         chunk = item.tensor_data.chunk
-        record.pieces.append(
-            Piece(
-                offsets=list(chunk.offsets),
-                sizes=list(chunk.sizes),
-                object=0,
-                at=at,
-                size_bytes=size_bytes,
-                block=block,
-            )
-        )
+        # Where its bytes are is known when they are written.
+        piece = Piece(offsets=list(chunk.offsets), sizes=list(chunk.sizes), object=0, at=0, size_bytes=0, block=0)
+        record.pieces.append(piece)
+        return piece
 
 
 class _DataObject:
@@ -255,14 +258,9 @@ class _DataObject:
             raise
 
     def write_tensor(self, tensor: torch.Tensor) -> tuple[int, int, int]:
-        """Append `tensor` as `torch.save` would; return offset and number of its raw bytes, and its first block's
-        index.
+        """Append `tensor`, as `row_major` made it, as `torch.save` would; return offset and number of its raw bytes,
+        and its first block's index.
         """
-        tensor = tensor.detach().cpu()
-        whole = tensor.untyped_storage().nbytes() == tensor.nbytes
-        if not (tensor.is_contiguous() and whole) or tensor.is_conj() or tensor.is_neg():
-            # torch.save writes whole storages: a view would drag its base along
-            tensor = tensor.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
         block = len(self.blocks) // DIGEST_SIZE
         if tensor.numel() == 0:
             self._save(tensor)
@@ -288,6 +286,16 @@ class _DataObject:
             if error.__context__ is not None and not isinstance(error.__context__, Exception):
                 raise error.__context__ from None  # a Ctrl-C
             raise
+
+
+def row_major(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` on the CPU, as the bytes to be written: itself where it has a storage of its own and lies so."""
+    tensor = tensor.detach().cpu()
+    whole = tensor.untyped_storage().nbytes() == tensor.nbytes
+    if not (tensor.is_contiguous() and whole) or tensor.is_conj() or tensor.is_neg():
+        # torch.save writes whole storages: a view would drag its base along
+        tensor = tensor.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
+    return tensor
 
 
 def _address(view: memoryview) -> int:

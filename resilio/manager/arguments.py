@@ -27,6 +27,7 @@ def check_constructor(
     mode: str,
     fresh: bool,
     digest: str,
+    fingerprints: bool,
     progress: bool | None,
     timeout_s: float,
 ) -> None:
@@ -42,8 +43,9 @@ def check_constructor(
             raise ConfigError(f"{name}={policy!r}: this is a policy, such as {like}{text}")
     if mode not in ("sync", "async"):
         raise ConfigError(f"mode={mode!r}: there are 'sync' and 'async'")
-    if not isinstance(fresh, bool):
-        raise ConfigError(f"fresh={fresh!r}: it is True or False")
+    for name, flag in (("fresh", fresh), ("fingerprints", fingerprints)):
+        if not isinstance(flag, bool):
+            raise ConfigError(f"{name}={flag!r}: it is True or False")
     if digest not in ALGORITHMS:
         raise ConfigError(f"digest={digest!r}: there are {', '.join(map(repr, ALGORITHMS))}")
     if progress is not None and not isinstance(progress, bool):

@@ -63,6 +63,8 @@ class CheckpointManager(RunView):
             not pass by themselves, are raised all the same.
         save_errors_max: how many failed saves in a row are only warned of.
         digest: of whole objects: ``xxh3_128``, ``crc32``, or ``sha256`` where tampering must be evident.
+        fingerprints: whether saves compute a hash of each tensor that is the same at any number of ranks, in the
+            background where the mode is ``async``; `restore` can check by it. Costs about half a CPU-second per GB.
         plugins: objects with functions marked by `resilio.hookimpl`, for this manager alone, besides those that are
             installed: ``plugins=[MyDashboard()]``. On all ranks, though most hooks are called on rank 0.
         progress: whether rank 0 draws a bar on stderr when a restore takes long; None: if that is a terminal.
@@ -89,6 +91,7 @@ class CheckpointManager(RunView):
         on_save_error: Literal["raise", "warn"] = "raise",
         save_errors_max: int = 3,
         digest: str = "xxh3_128",
+        fingerprints: bool = True,
         plugins: Iterable[object] = (),
         progress: bool | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -104,7 +107,7 @@ class CheckpointManager(RunView):
         signals = SignalFlags(())
         try:
             tolerance = Tolerance(on_save_error, save_errors_max)
-            check_constructor(save, keep, mode, fresh, digest, progress, timeout_s)
+            check_constructor(save, keep, mode, fresh, digest, fingerprints, progress, timeout_s)
             self._state = TrainingState.of(state)
             known = host().with_plugins(plugins)
             self._storage = known.open_storage(url)
@@ -121,7 +124,9 @@ class CheckpointManager(RunView):
             check_alike(
                 self._ranks,
                 self._storage,
-                repr((self._storage.url, save, keep, mode, fresh, digest, on_save_error, save_errors_max)),
+                repr(
+                    (self._storage.url, save, keep, mode, fresh, digest, fingerprints, on_save_error, save_errors_max)
+                ),
             )
             check_plugins(self._ranks, known)
             self._teller = Teller(Calls(known), self._storage.url, self._clock, self._ranks.coordinator)
@@ -134,7 +139,7 @@ class CheckpointManager(RunView):
             signals.close()
             raise
         self._ballot = Ballot(self._ranks, save, self._clock, signals)
-        self._engine = Engine(self._storage, self._ranks, digest)
+        self._engine = Engine(self._storage, self._ranks, digest, fingerprints=fingerprints)
         if self._ranks.coordinator and not self._storage.capabilities.create_if_absent:
             _log.warning("store cannot create if absent: never run two managers on it url=%s", self._storage.url)
         folder = self._storage.capabilities.local_path

@@ -16,6 +16,7 @@ from ..storage.base import Storage
 from ..types import CheckpointRef
 from . import keys, schema
 from .digests import DIGEST_SIZE, block_count, check_digest, digester_for
+from .fingerprints import Lanes, combine, from_text
 
 __all__ = ["ITEMSIZE", "LoadedManifest", "PlacedPiece", "SavedTensor", "load_manifest", "tiling_problem"]
 
@@ -61,6 +62,17 @@ class SavedTensor:
     def size_bytes(self) -> int:
         """Raw bytes of the whole tensor."""
         return prod(self.shape) * ITEMSIZE[self.dtype]
+
+    def fingerprint(self) -> Lanes | None:
+        """Of the whole tensor, whatever its name; None where it was not computed when it was saved.
+
+        Raises:
+            FormatError: it is of a kind that this resilio does not know.
+        """
+        texts = [(one.piece.fingerprint, one.key) for one in self.pieces]
+        if any(text is None for text, _ in texts):
+            return None
+        return combine(from_text(text, where) for text, where in texts if text is not None)
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ class Piece(msgspec.Struct, kw_only=True):
         at: offset of the raw bytes in that object.
         size_bytes: number of raw bytes.
         block: index of the first block digest in the object's digests file.
-        fingerprint: reserved (`fp1`).
+        fingerprint: of these elements, see `resilio.records.fingerprints`; None where it was not computed.
     """
 
     offsets: Dims
@@ -205,7 +205,7 @@ class Piece(msgspec.Struct, kw_only=True):
     at: Size
     size_bytes: Size
     block: Size
-    fingerprint: str | None = None
+    fingerprint: Digest | None = None
 
 
 class TensorRecord(msgspec.Struct, kw_only=True):
