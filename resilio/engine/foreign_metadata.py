@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ..errors import ConfigError, FormatError
-from ..records.manifest import tiling_problem
 from ..records.schema import Piece
+from ..records.tiling import tiling_problem
 from ..storage.base import check_key
 from . import dcp
 

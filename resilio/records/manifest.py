@@ -17,8 +17,9 @@ from ..types import CheckpointRef
 from . import keys, schema
 from .digests import DIGEST_SIZE, block_count, check_digest, digester_for
 from .fingerprints import Lanes, combine, from_text
+from .tiling import tiling_problem
 
-__all__ = ["ITEMSIZE", "LoadedManifest", "PlacedPiece", "SavedTensor", "load_manifest", "tiling_problem"]
+__all__ = ["ITEMSIZE", "LoadedManifest", "PlacedPiece", "SavedTensor", "load_manifest"]
 
 # Bytes per element, by torch's name of the dtype without "torch.".
 ITEMSIZE: dict[str, int] = {
@@ -279,32 +280,6 @@ def _check_piece(
     else:
         return
     raise FormatError(f"{where}: {problem}", where=where)
-
-
-def tiling_problem(shape: list[int], pieces: list[schema.Piece]) -> str | None:
-    """Why pieces, each within the shape, do not tile it; None if they do."""
-    solid = [piece for piece in pieces if prod(piece.sizes)]
-    if not pieces:
-        return "are not there"
-    if shape and len(solid) > 1:
-        # Along the dim where pieces begin at most places, few of them are abreast: nearly linear for usual shardings.
-        dim = max(range(len(shape)), key=lambda d: len({piece.offsets[d] for piece in solid}))
-        abreast: list[schema.Piece] = []
-        for piece in sorted(solid, key=lambda piece: piece.offsets[dim]):
-            abreast = [other for other in abreast if other.offsets[dim] + other.sizes[dim] > piece.offsets[dim]]
-            if any(_overlap(piece, other) for other in abreast):
-                return "overlap"
-            abreast.append(piece)
-    elif len(solid) > 1:
-        return "overlap"
-    missing = prod(shape) - sum(prod(piece.sizes) for piece in solid)
-    return f"leave {missing} of its elements out" if missing else None
-
-
-def _overlap(one: schema.Piece, other: schema.Piece) -> bool:
-    return all(
-        a < b + n and b < a + m for a, m, b, n in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
-    )
 
 
 def _read(storage: Storage, key: str, size_bytes: int, digest: str) -> bytes:

@@ -14,7 +14,8 @@ from resilio.errors import FormatError, IntegrityError, NewerFormatError, NoChec
 from resilio.records import keys, schema
 from resilio.records.catalog import discover
 from resilio.records.digests import digest_of
-from resilio.records.manifest import LoadedManifest, load_manifest, tiling_problem
+from resilio.records.manifest import LoadedManifest, load_manifest
+from resilio.records.tiling import tiling_problem
 from resilio.records.verify import verify_checkpoint
 from resilio.types import CheckpointRef
 
@@ -295,3 +296,27 @@ def test_a_wrong_block_digest_under_a_right_whole_digest_is_found(store: FakeSto
     forge(store, "manifest-1.json", lambda part: part["objects"][1].update(digest=digest_of(bytes(data))))
     damage = verify_checkpoint(store, REF)
     assert [(d.where.rpartition("/")[2], d.facts["tensor"]) for d in damage] == [("__1_0.distcp", "model.weight")]
+
+
+def test_pieces_laid_crosswise_are_refused_before_each_is_compared_with_each():
+    def staircase(count: int) -> str | None:
+        low = [box([i, i, i], [count - i, count - i, 1]) for i in range(count)]
+        return tiling_problem([count, count, count], low)
+
+    def box(offsets: list[int], sizes: list[int]) -> schema.Piece:
+        return schema.Piece(offsets=offsets, sizes=sizes, object=0, at=0, size_bytes=0, block=0)
+
+    # Along the last dim none is abreast of another: found at once, however many there are.
+    assert "leave" in (staircase(20_000) or "")
+    rods = [box([i, 0, i], [1, 20_000, 20_000 - i]) for i in range(20_000)]
+    rods = [box(one.offsets, [20_000 - i, one.sizes[1], one.sizes[2]]) for i, one in enumerate(rods)]
+    assert "crosswise" in (tiling_problem([20_000, 20_000, 20_000], rods) or "")
+
+
+def test_a_mesh_of_a_million_elements_on_many_ranks_is_no_crosswise_one():
+    pieces = [
+        schema.Piece(offsets=[i, j, 0], sizes=[1, 1, 4], object=0, at=0, size_bytes=0, block=0)
+        for i in range(60)
+        for j in range(60)
+    ]
+    assert tiling_problem([60, 60, 4], pieces) is None
