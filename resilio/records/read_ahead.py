@@ -20,10 +20,10 @@ def readers(concurrency: int) -> int:
 
 
 def in_order(tasks: Iterable[_T], work: Callable[[_T], _R], threads: int) -> Iterator[_R]:
-    """What `work` returns for each of `tasks`, in their order; at most `threads` are begun and not yet taken.
+    """What `work` returns for each of `tasks`, in their order; one more than `threads` is begun and not yet taken.
 
     The first error ends it, after those that had begun have ended. What was yielded is the caller's until the next one
-    is asked for: `threads + 1` results are in memory at the most.
+    is asked for: `threads + 2` results are in memory at the most.
     """
     given = iter(tasks)
     first = list(islice(given, 2))
@@ -35,7 +35,7 @@ def in_order(tasks: Iterable[_T], work: Callable[[_T], _R], threads: int) -> Ite
         try:
             for task in chain(first, given):
                 begun.append(pool.submit(work, task))
-                if len(begun) >= threads:
+                if len(begun) > threads:
                     yield begun.popleft().result()
             while begun:
                 yield begun.popleft().result()

@@ -14,6 +14,7 @@ from resilio.errors import IntegrityError
 from resilio.records import schema
 from resilio.records.compare import TensorDifference, compare_tensors, compare_values
 from resilio.records.digests import BLOCK_SIZE, append_block_digests, digest_of
+from resilio.records.fingerprints import to_text
 from resilio.records.manifest import ITEMSIZE, LoadedManifest, PlacedPiece, SavedTensor
 from resilio.records.tensors import WORDS, TensorReader, slabs
 from resilio.storage.memory import MemoryStorage
@@ -124,6 +125,19 @@ def test_one_element_of_many_is_found_whether_or_not_pieces_lie_alike(other: dic
     assert only(one, one).kind == "same" and only(one, one).read_bytes == 0
     same = reader({"t": ("float32", x.view("<u4"), cut(x.shape, {0: [100]}))})
     assert (only(one, same).kind, only(one, same).elements) == ("same", 0)
+
+
+def test_equal_fingerprints_tell_that_nothing_differs_without_a_read_and_other_ones_do_not() -> None:
+    words = words_of((100, 8), "float32")
+    one = reader({"t": ("float32", words, cut(words.shape, {}))})
+    two = reader({"t": ("float32", words, cut(words.shape, {0: [40]}))})
+    (whole,), (first, second) = (side.manifest.tensors["t"].pieces for side in (one, two))
+    whole.piece.fingerprint = to_text((5, 7))
+    assert only(one, two).read_bytes > 0  # one side has none
+    first.piece.fingerprint, second.piece.fingerprint = to_text((2, 3)), to_text((3, 4))
+    assert (only(one, two).kind, only(one, two).read_bytes) == ("same", 0)
+    second.piece.fingerprint = to_text((4, 4))
+    assert only(one, two).read_bytes > 0
 
 
 def test_added_removed_reshaped_and_tied_ones_are_told() -> None:
