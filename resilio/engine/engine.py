@@ -15,7 +15,7 @@ from ..records.manifest import LoadedManifest
 from ..records.values import decode_value
 from ..state.flat import FlatState, Ref, SavedState, TensorSpec
 from ..storage.base import Storage
-from . import dcp
+from . import checking, dcp
 from .loading import Loader, as_dtype
 from .plan import LocalPlan, Planner
 from .reader import CheckpointReader
@@ -173,6 +173,8 @@ class Engine:
         scratch: dict[str, torch.Tensor],
         manifest: LoadedManifest,
         progress: Callable[[int], None] | None = None,
+        *,
+        fingerprints: bool = False,
     ) -> None:
         """Read every tensor of `scratch` from the checkpoint, in place, checked against its digests.
 
@@ -180,15 +182,19 @@ class Engine:
             scratch: flat key -> tensor allocated like the live one; all ranks must ask for the same shared keys.
             manifest: of the checkpoint.
             progress: called with the bytes of each finished read, from reading threads.
+            fingerprints: whether to compare what all ranks have read with the fingerprints taken at save.
 
         Raises:
             IntegrityError: bytes are not those that were saved; names object and tensor. `scratch` may hold anything.
-            RestoreError: another failure. On all ranks, the same.
+            RestoreError: another failure, such as no fingerprints to compare with. On all ranks, the same.
 
         Ranks: all; collective on the data group.
         Blocks: until all ranks have read.
         """
+        expected = checking.evidence(manifest) if fingerprints else None
         dcp.load(scratch, CheckpointReader(self._storage, manifest, self._ranks, progress), Loader(), self._ranks)
+        if expected is not None:
+            checking.compare(scratch, expected, manifest, self._ranks)
 
     def close(self) -> None:
         """Give the staging buffers back. Local."""

@@ -181,6 +181,7 @@ class CheckpointManager(RunView):
         exclude: Iterable[str] | None = None,
         rename: Rename | None = None,
         strict: bool = True,
+        check_fingerprints: bool = False,
     ) -> RestoreReport:
         """Bring the state back from a checkpoint, exactly, at this number of ranks.
 
@@ -192,6 +193,8 @@ class CheckpointManager(RunView):
             exclude: the same, to leave out.
             rename: saved name prefix -> live name prefix, or a function from saved to live flat keys.
             strict: whether keys that only one side has are an error. Shapes and dtypes always are.
+            check_fingerprints: whether to prove that each tensor, over all ranks, has the values that were saved,
+                before live state is touched. Bytes are checked against their digests in any case.
 
         Returns:
             What was found (`found` is None on a new run) and how each component came back.
@@ -211,7 +214,7 @@ class CheckpointManager(RunView):
         self._open()
         began_s = self._clock.monotonic_s()
         try:
-            report = self._restore(which, only, exclude, rename, strict)
+            report = self._restore(which, only, exclude, rename, strict, check_fingerprints)
         except BaseException as error:
             self._teller.tell(RestoreFailed, which=str(which), error=type(error).__name__, message=str(error))
             raise
@@ -234,6 +237,7 @@ class CheckpointManager(RunView):
         exclude: Iterable[str] | None,
         rename: Rename | None,
         strict: bool,
+        check_fingerprints: bool,
     ) -> RestoreReport:
         self._saves.settle()
         self._ranks.renew("restoring")
@@ -254,6 +258,7 @@ class CheckpointManager(RunView):
                 exclude=exclude,
                 rename=rename,
                 strict=strict,
+                check_fingerprints=check_fingerprints,
                 clock=self._clock,
                 progress=self._progress,
             )

@@ -29,6 +29,7 @@ def restore(
     exclude: Iterable[str] | None = None,
     rename: Rename | None = None,
     strict: bool = True,
+    check_fingerprints: bool = False,
     progress: bool | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> RestoreReport:
@@ -49,6 +50,7 @@ def restore(
         exclude: the same.
         rename: the same.
         strict: the same.
+        check_fingerprints: the same.
         progress: whether rank 0 draws a bar on stderr if the read takes long; None: if that is a terminal.
         timeout_s: how long a rank waits for the others.
 
@@ -88,6 +90,7 @@ def restore(
             exclude=exclude,
             rename=rename,
             strict=strict,
+            check_fingerprints=check_fingerprints,
             clock=SystemClock(),
             foreign=True,
             progress=progress,

@@ -44,6 +44,7 @@ def restore_into(
     exclude: Iterable[str] | None,
     rename: Rename | None,
     strict: bool,
+    check_fingerprints: bool,
     clock: Clock,
     foreign: bool = False,
     progress: bool | None = None,
@@ -56,12 +57,14 @@ def restore_into(
     Ranks: all; collective on both groups.
     Blocks: until all ranks have applied, or all have raised; then nothing is held.
     """
-    only, exclude = check_restore(ranks, which, only, exclude, rename, strict)
+    only, exclude = check_restore(ranks, which, only, exclude, rename, strict, check_fingerprints)
     picker = Picker(
         storage, which, clock, (lambda: pick_foreign(storage, which, only, exclude, rename)) if foreign else None
     )
     try:
-        report = _restore(state, storage, ranks, engine, picker, only, exclude, rename, strict, progress)
+        report = _restore(
+            state, storage, ranks, engine, picker, only, exclude, rename, strict, check_fingerprints, progress
+        )
     except BaseException:
         picker.let_go()
         raise
@@ -78,6 +81,7 @@ def _restore(
     exclude: tuple[str, ...] | None,
     rename: Rename | None,
     strict: bool,
+    check_fingerprints: bool,
     progress: bool | None,
 ) -> RestoreReport:
     started = time.monotonic()
@@ -95,6 +99,11 @@ def _restore(
         info, source = picked
         plan = RestorePlan()
         try:
+            if check_fingerprints and isinstance(source, ForeignCheckpoint):
+                raise RestoreError(
+                    f"{storage.url} is a checkpoint of plain DCP, which takes no fingerprints: there is nothing to "
+                    "check by. Leave check_fingerprints out."
+                )
             plan = _plan(state, source, ranks, only, exclude, rename, strict)
             needed_bytes = sum(local_tensor(tensor).nbytes for tensor in plan.scratch.values())
             bar = ReadProgress(f"restoring step {info.step}", needed_bytes, progress if ranks.coordinator else False)
@@ -102,7 +111,7 @@ def _restore(
                 if isinstance(source, ForeignCheckpoint):
                     fill_foreign(plan.scratch, source, storage, ranks, read)
                 else:
-                    engine.fill(plan.scratch, source, read)
+                    engine.fill(plan.scratch, source, read, fingerprints=check_fingerprints)
             break
         except ResilioError as error:
             # The same error on all ranks, so all of them go on to the same next one.
