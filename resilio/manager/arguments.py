@@ -28,6 +28,7 @@ def check_constructor(
     fresh: bool,
     digest: str,
     fingerprints: bool,
+    check_replicas: bool,
     progress: bool | None,
     timeout_s: float,
 ) -> None:
@@ -43,7 +44,7 @@ def check_constructor(
             raise ConfigError(f"{name}={policy!r}: this is a policy, such as {like}{text}")
     if mode not in ("sync", "async"):
         raise ConfigError(f"mode={mode!r}: there are 'sync' and 'async'")
-    for name, flag in (("fresh", fresh), ("fingerprints", fingerprints)):
+    for name, flag in (("fresh", fresh), ("fingerprints", fingerprints), ("check_replicas", check_replicas)):
         if not isinstance(flag, bool):
             raise ConfigError(f"{name}={flag!r}: it is True or False")
     if digest not in ALGORITHMS:

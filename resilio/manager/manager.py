@@ -65,6 +65,8 @@ class CheckpointManager(RunView):
         digest: of whole objects: ``xxh3_128``, ``crc32``, or ``sha256`` where tampering must be evident.
         fingerprints: whether saves compute a hash of each tensor that is the same at any number of ranks, in the
             background where the mode is ``async``; `restore` can check by it. Costs about half a CPU-second per GB.
+        check_replicas: whether a save compares, before it begins, what several ranks hold copies of (DDP's parameters,
+            moments), and is refused with tensor and rank where they differ. Reads all of it while the loop waits.
         plugins: objects with functions marked by `resilio.hookimpl`, for this manager alone, besides those that are
             installed: ``plugins=[MyDashboard()]``. On all ranks, though most hooks are called on rank 0.
         progress: whether rank 0 draws a bar on stderr when a restore takes long; None: if that is a terminal.
@@ -92,6 +94,7 @@ class CheckpointManager(RunView):
         save_errors_max: int = 3,
         digest: str = "xxh3_128",
         fingerprints: bool = True,
+        check_replicas: bool = False,
         plugins: Iterable[object] = (),
         progress: bool | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -107,7 +110,7 @@ class CheckpointManager(RunView):
         signals = SignalFlags(())
         try:
             tolerance = Tolerance(on_save_error, save_errors_max)
-            check_constructor(save, keep, mode, fresh, digest, fingerprints, progress, timeout_s)
+            check_constructor(save, keep, mode, fresh, digest, fingerprints, check_replicas, progress, timeout_s)
             self._state = TrainingState.of(state)
             known = host().with_plugins(plugins)
             self._storage = known.open_storage(url)
@@ -125,7 +128,10 @@ class CheckpointManager(RunView):
                 self._ranks,
                 self._storage,
                 repr(
-                    (self._storage.url, save, keep, mode, fresh, digest, fingerprints, on_save_error, save_errors_max)
+                    [
+                        *(self._storage.url, save, keep, mode, fresh, digest, on_save_error, save_errors_max),
+                        *(fingerprints, check_replicas),
+                    ]
                 ),
             )
             check_plugins(self._ranks, known)
@@ -146,7 +152,15 @@ class CheckpointManager(RunView):
         if self._ranks.coordinator and folder and (why := unwritable(folder)):
             _log.warning("restoring works, but saves will fail url=%s error=%s", self._storage.url, why)
         self._saves = Saves(
-            self._state, self._ranks, self._engine, self._committer, self._ballot, tolerance, self._clock, mode
+            self._state,
+            self._ranks,
+            self._engine,
+            self._committer,
+            self._ballot,
+            tolerance,
+            self._clock,
+            mode,
+            check_replicas=check_replicas,
         )
         self._stop = False
         self._mixture: LiveStateError | None = None

@@ -10,6 +10,7 @@ from typing import Any
 from ..clock import Clock
 from ..engine import Engine
 from ..engine.plan import LocalPlan
+from ..engine.replicas import Copies, own_copies, refuse_differing
 from ..errors import ConfigError, RanksDisagreeError, RanksLostError, ResilioError, SaveError
 from ..events import SaveStarted
 from ..ranks import Ranks, portable, raise_first
@@ -42,6 +43,7 @@ class Saves:
         tolerance: whether training goes on after a failure.
         clock: for policies of time.
         mode: ``sync`` or ``async``.
+        check_replicas: whether to compare what several ranks hold before it is saved.
 
     Attributes:
         pending: the save in flight, None if there is none: on all ranks alike.
@@ -63,6 +65,8 @@ class Saves:
         tolerance: Tolerance,
         clock: Clock,
         mode: Mode,
+        *,
+        check_replicas: bool = False,
     ) -> None:
         self._state = state
         self._ranks = ranks
@@ -72,6 +76,7 @@ class Saves:
         self._tolerance = tolerance
         self._clock = clock
         self._mode = mode
+        self._check_replicas = check_replicas
         self._job: SaveJob | None = None  # that of `pending`
         self.pending: SaveHandle | None = None
         self.latest: SaveHandle | None = None
@@ -197,6 +202,7 @@ class Saves:
         needed_bytes = 0
         free_bytes: int | None = None
         lent: Lent = {}
+        copies: Copies = {}
         with self._ranks.coming_to(_BEGINNING):
             try:  # it may be collective: before what one rank alone may fail in
                 lent = self._state.lend(self._ranks.gather)
@@ -209,6 +215,7 @@ class Saves:
                 self.check_step(step)
                 flat = self._state.capture(step, rank=self._ranks.rank, world=self._ranks.world, lent=lent)
                 local = self._engine.plan(flat)
+                copies = own_copies(flat, self._ranks.rank) if self._check_replicas else {}
                 needed_bytes = worst_case_bytes(flat, local, self._ranks.rank)
                 if self._ranks.coordinator:
                     kept = numbers(metrics or {})
@@ -216,13 +223,14 @@ class Saves:
                     free_bytes = self._committer.storage.free_bytes()
             except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
                 error = portable(caught, SaveError)
-            mine = error, attempt, step, needed_bytes, free_bytes, self._ranks.broken
+            mine = error, attempt, step, needed_bytes, free_bytes, self._ranks.broken, copies
             answers = self._ranks.gather(mine, _BEGINNING)
         self._ranks.renew_if(any(answer[5] for answer in answers))
         raise_first([answer[0] for answer in answers], "planning a save")
         attempt, steps = answers[0][1], [answer[2] for answer in answers]
         if len(set(steps)) > 1:
             raise RanksDisagreeError(f"ranks save different steps: {steps} by rank. Nothing was written.", steps=steps)
+        refuse_differing([answer[6] for answer in answers], step)
         refuse_without_room(self._committer.storage.url, step, sum(answer[3] for answer in answers), answers[0][4])
         return flat, local, attempt, kept
 
