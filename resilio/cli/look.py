@@ -13,8 +13,9 @@ from ..records.catalog import Catalog, discover
 from ..records.run import read_run
 from ..storage.base import Storage
 from ..types import CheckpointRef
+from .plain import PlainFolder, folders
 
-__all__ = ["catalog_of", "choose", "exact", "keep_policy", "named", "save_policy"]
+__all__ = ["catalog_of", "catalog_or_plain", "choose", "exact", "keep_policy", "named", "save_policy"]
 
 
 def catalog_of(storage: Storage) -> Catalog:
@@ -30,6 +31,20 @@ def catalog_of(storage: Storage) -> Catalog:
         what = "a run without a checkpoint yet" if run else "no run: there is neither a resilio.json nor a commit"
         raise NoCheckpointError(f"{storage.url} is {what}. Is it the URL that CheckpointManager was given?")
     return catalog
+
+
+def catalog_or_plain(storage: Storage) -> tuple[Catalog | None, list[PlainFolder]]:
+    """What the run holds; or, where there is no run, the folders that plain DCP wrote there.
+
+    Raises: as `catalog_of`, where there are none of those either.
+    """
+    try:
+        return catalog_of(storage), []
+    except NoCheckpointError:
+        found = folders(storage)
+        if not found:
+            raise
+        return None, found
 
 
 def choose(catalog: Catalog, which: str | None) -> CheckpointRef:

@@ -11,15 +11,17 @@ __all__ = ["ls"]
 
 
 def ls(url: Url, as_json: Json = False, debug: Debug = False) -> int:
-    """List the checkpoints of a run, newest first.
+    """List the checkpoints of a run, or of a folder of plain DCP checkpoints, newest first.
 
     Exit codes: 0 all can be read; 1 a commit record cannot; 4 nothing there.
     """
     from ..hooks import open_storage
-    from . import look, output, pages
+    from . import look, output, pages, plain_pages
 
     with open_storage(url) as storage:
-        catalog = look.catalog_of(storage)
+        catalog, found = look.catalog_or_plain(storage)
+        if catalog is None:
+            return plain_pages.ls(storage, found, as_json=as_json)
         infos, damaged = catalog.checkpoints()
     infos.sort(key=lambda info: info.ref, reverse=True)
     if as_json:

@@ -15,6 +15,7 @@ from .output import ago, clean, iso, size
 from .tables import Table
 
 __all__ = [
+    "counts",
     "coverage_json",
     "damage_json",
     "damage_line",
@@ -23,6 +24,8 @@ __all__ = [
     "ls_table",
     "show_json",
     "show_page",
+    "tensor_tables",
+    "totals_json",
     "verify_json",
     "verify_lines",
 ]
@@ -99,7 +102,6 @@ def show_json(info: CheckpointInfo, manifest: LoadedManifest) -> dict[str, Any]:
         }
         for name, tensor in manifest.tensors.items()
     ]
-    tensors.sort(key=lambda tensor: (-tensor["size_bytes"], tensor["name"]))
     values, commit = manifest.values, manifest.commit
     objects = [(keys.MANIFEST, commit.manifest_size_bytes, commit.manifest_digest)]
     objects += [(one.name, one.size_bytes, one.digest) for one in manifest.objects.values()]
@@ -108,13 +110,7 @@ def show_json(info: CheckpointInfo, manifest: LoadedManifest) -> dict[str, Any]:
         "checkpoint": info_json(info),
         "versions": commit.versions,
         "objects": [{"name": name, "size_bytes": n, "digest": digest} for name, n, digest in sorted(objects)],
-        "tensors": {
-            "count": len(tensors),
-            "size_bytes": sum(tensor["size_bytes"] for tensor in tensors),
-            "dtypes": _totals(tensors, lambda tensor: tensor["dtype"]),
-            "components": _totals(tensors, lambda tensor: _component(tensor["name"])),
-            "biggest": tensors[:_BIGGEST],
-        },
+        "tensors": totals_json(tensors),
         "tied": len(manifest.ties),
         "values": {
             "count": len(values),
@@ -122,6 +118,32 @@ def show_json(info: CheckpointInfo, manifest: LoadedManifest) -> dict[str, Any]:
             "plain": {key: value for key, value in sorted(values.items()) if _is_plain(value)},
         },
     }
+
+
+def totals_json(tensors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What tensors there are, in numbers, and the biggest of them."""
+    biggest = sorted(tensors, key=lambda tensor: (-tensor["size_bytes"], tensor["name"]))[:_BIGGEST]
+    return {
+        "count": len(tensors),
+        "size_bytes": sum(tensor["size_bytes"] for tensor in tensors),
+        "dtypes": _totals(tensors, lambda tensor: tensor["dtype"]),
+        "components": _totals(tensors, lambda tensor: _component(tensor["name"])),
+        "biggest": [{key: one[key] for key in ("name", "dtype", "shape", "size_bytes", "pieces")} for one in biggest],
+    }
+
+
+def tensor_tables(tensors: Mapping[str, Any]) -> list[Table | str]:
+    """The same for people."""
+    parts: list[Table | str] = []
+    for title, rows in (("component", tensors["components"]), ("dtype", tensors["dtypes"])):
+        totals = Table(title, "tensors", "size")
+        for name, row in rows.items():
+            totals.add_row(clean(name), str(row["count"]), size(row["size_bytes"]))
+        parts += ["", totals]
+    biggest = Table("biggest tensors", "dtype", "shape", "size")
+    for one in tensors["biggest"]:
+        biggest.add_row(clean(one["name"]), one["dtype"], "×".join(map(str, one["shape"])), size(one["size_bytes"]))
+    return [*parts, "", biggest]
 
 
 def show_page(page: Mapping[str, Any], now_s: float) -> list[Table | str]:
@@ -140,25 +162,17 @@ def show_page(page: Mapping[str, Any], now_s: float) -> list[Table | str]:
         *((f"plugin {name}", _said(said)) for name, said in sorted(info["about"].items())),
         ("folder", info["attempt"]),
         ("tensors", f"{tensors['count']}, {size(tensors['size_bytes'])}, and {page['tied']} tied to one of them"),
-        ("values", f"{values['count']}: {_counts(values['components'])}"),
+        ("values", f"{values['count']}: {counts(values['components'])}"),
     ):
         head.add_row(clean(name), clean(text))
-    parts: list[Table | str] = [head]
-    for title, rows in (("component", tensors["components"]), ("dtype", tensors["dtypes"])):
-        totals = Table(title, "tensors", "size")
-        for name, row in rows.items():
-            totals.add_row(clean(name), str(row["count"]), size(row["size_bytes"]))
-        parts += ["", totals]
-    biggest = Table("biggest tensors", "dtype", "shape", "size")
-    for one in tensors["biggest"]:
-        biggest.add_row(clean(one["name"]), one["dtype"], "×".join(map(str, one["shape"])), size(one["size_bytes"]))
+    parts: list[Table | str] = [head, *tensor_tables(tensors)]
     objects = Table("object", "size", "digest")
     for one in page["objects"]:
         objects.add_row(clean(one["name"]), size(one["size_bytes"]), one["digest"])
     plain = Table("value", "is")
     for key, value in list(values["plain"].items())[:_VALUES]:
         plain.add_row(clean(key), clean(_cut(repr(value))))
-    parts += ["", biggest, "", objects, "", plain]
+    parts += ["", objects, "", plain]
     if len(values["plain"]) > _VALUES:
         parts.append(f" … and {len(values['plain']) - _VALUES} more; --json has all")
     return parts
@@ -201,7 +215,7 @@ def _coverage(coverage: Coverage) -> str:
     return f" as far as read: {percent:g} % of the tensor data ({size(coverage.read_bytes)})"
 
 
-def _totals(tensors: Sequence[dict[str, Any]], by: Callable[[dict[str, Any]], str]) -> dict[str, dict[str, int]]:
+def _totals(tensors: Sequence[Mapping[str, Any]], by: Callable[[Mapping[str, Any]], str]) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for tensor in tensors:
         row = found.setdefault(by(tensor), {"count": 0, "size_bytes": 0})
@@ -224,8 +238,9 @@ def _said(said: Mapping[str, Any]) -> str:
     return "  ".join(f"{key} = {_cut(str(value))}" for key, value in sorted(said.items()))
 
 
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
+def counts(numbers: Mapping[str, int]) -> str:
+    """How many of each, for people."""
+    return ", ".join(f"{name} {number}" for name, number in numbers.items()) or "none"
 
 
 def _cut(text: str) -> str:

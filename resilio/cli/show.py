@@ -31,12 +31,15 @@ def show(
     from ..errors import ConfigError
     from ..hooks import open_storage
     from ..records.manifest import load_manifest
-    from . import look, output, pages, tensor_pages
+    from . import look, output, pages, plain, plain_pages, tensor_pages
 
     if match is not None and not tensors:
         raise ConfigError("--match chooses among tensors: say --tensors too.")
     with open_storage(url) as storage:
-        catalog = look.catalog_of(storage)
+        catalog, found = look.catalog_or_plain(storage)
+        if catalog is None:
+            one = plain.choose(storage, found, which)
+            return plain_pages.show(storage, one, listed=tensors, match=match, as_json=as_json)
         ref = look.choose(catalog, which)
         info, manifest = catalog.info(ref), load_manifest(storage, catalog.read(ref))
     page = pages.show_json(info, manifest)

@@ -10,7 +10,7 @@ from ..records.manifest import LoadedManifest
 from .output import clean, count, size
 from .tables import Table
 
-__all__ = ["dims", "listed", "listing"]
+__all__ = ["dims", "listed", "listing", "matching"]
 
 
 def listed(manifest: LoadedManifest, match: str | None = None) -> list[dict[str, Any]]:
@@ -31,6 +31,11 @@ def listed(manifest: LoadedManifest, match: str | None = None) -> list[dict[str,
                 }
             )
     return found
+
+
+def matching(rows: Sequence[dict[str, Any]], match: str | None) -> list[dict[str, Any]]:
+    """Those whose name fits the glob."""
+    return [one for one in rows if match is None or fnmatchcase(one["name"], match)]
 
 
 def listing(rows: Sequence[dict[str, Any]], of: int) -> list[Table | str]:

@@ -34,15 +34,15 @@ def verify(
 
     With --sample or --quick less is read, and the answer says how much.
 
-    Exit codes: 0 all that was read is what was saved; 1 something is not; 3 nothing is, but a plugin could not tell; 4
-    there is no such checkpoint.
+    Exit codes: 0 all that was read is what was saved; 1 something is not; 3 nothing is, but a plugin could not tell, or
+    plain DCP wrote it, so nothing can be proven; 4 there is no such checkpoint.
     """
     from ..errors import ConfigError, FormatError, IntegrityError, NoCheckpointError, NotFoundError
     from ..hooks import Calls, host, open_storage
     from ..records import keys
     from ..records.sampling import Sample, parse_sample
     from ..records.verify import examine_checkpoint
-    from . import look, output, pages
+    from . import look, output, pages, plain, plain_pages
 
     if every and which is not None:
         raise ConfigError("verify takes a STEP or --all, not both.")
@@ -54,7 +54,12 @@ def verify(
     results, findings = [], []
     calls = Calls(host())
     with open_storage(url) as storage:
-        catalog = look.catalog_of(storage)
+        catalog, folders = look.catalog_or_plain(storage)
+        if catalog is None:
+            if sample is not None:
+                raise ConfigError("a checkpoint of plain DCP has no digests to judge a sample by; leave out --sample.")
+            chosen = folders[::-1] if every else [plain.choose(storage, folders, which)]
+            return plain_pages.verify(storage, chosen, read=not quick, as_json=as_json)
         for ref in reversed(catalog.commits) if every else [look.choose(catalog, which)]:
             try:
                 with output.progress_bar(keys.stem(ref)) as progress:

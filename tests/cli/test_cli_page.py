@@ -15,6 +15,15 @@ from resilio.cli.app import app
 from resilio.drill.crash import Report, ScenarioReport, Violation
 from resilio.hooks.names import OWN_COMMANDS
 
+
+def write_plain(folder: Path) -> Path:
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"model": {"w": torch.ones(3)}, "lr": 0.1}, checkpoint_id=str(folder))
+    return folder
+
+
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "command.md").read_text("utf-8")
 SECTIONS = {head.strip(): text for head, text in re.findall(r"^##+ (.*?)\n(.*?)(?=^##+ |\Z)", PAGE, re.M | re.S)}
 SHARED = {"--json", "--debug", "--help"}
@@ -92,10 +101,13 @@ def test_the_json_of_each_command_is_as_documented(
     report = Report("memory://x", "commit-first", [scenario], {"races": "no create-if-absent"})
     monkeypatch.setattr("resilio.drill.crash.crash_selftest", lambda *args, **named: report)
     damaged = branched.folder / "commits" / "000000200-g000001.json"
+    tree = branched.folder.parent / "tree"
+    write_plain(tree / "step-5")
+    write_plain(tree / "step-6").joinpath("__0_0.distcp").write_bytes(b"")
     runs: dict[str, list[tuple[str, ...]]] = {
         "resilio pin": [("pin", url, "100", "--because", "x")],
         "resilio unpin": [("unpin", url, "100")],
-        "resilio show": [("show", url), ("show", url, "--tensors")],
+        "resilio show": [("show", url), ("show", url, "--tensors"), ("show", str(tree), "5")],
         "resilio plan": [
             ("plan", url, "--save", "save_every(9)", "--keep", "keep_last(1)", "--steps", "9", "--step-seconds", "1")
         ],
@@ -109,8 +121,8 @@ def test_the_json_of_each_command_is_as_documented(
         "resilio diff": [("diff", url, "100", "300")],
         "resilio export": [("export", url, "--to", str(branched.folder.parent / "exported"))],
         "damage": [],
-        "resilio ls": [("ls", url)],
-        "resilio verify": [("verify", url, "--all")],
+        "resilio ls": [("ls", url), ("ls", str(tree))],
+        "resilio verify": [("verify", url, "--all"), ("verify", str(tree), "--all")],
         "resilio forget": [
             ("forget", url, "--keep", "keep_last(1)"),
             ("forget", url, "--keep", "keep_last(1)", "--yes"),
