@@ -37,23 +37,18 @@ def diff(
     from contextlib import ExitStack
     from fnmatch import fnmatchcase
 
-    from ..hooks import open_storage
     from ..records.compare import compare_tensors, compare_values
-    from ..records.manifest import load_manifest
-    from ..records.tensors import TensorReader
     from . import diff_pages, look, output
 
     def wanted(name: str) -> bool:
         return match is None or fnmatchcase(name, match)
 
     with ExitStack() as stack:
-        readers, infos = [], []
+        readers, sides = [], []
         for at, which in ((url, a), (other or url, b)):
-            storage = stack.enter_context(open_storage(at))
-            catalog = look.catalog_of(storage)
-            ref = look.choose(catalog, which)
-            infos.append((storage.url, catalog.info(ref)))
-            readers.append(TensorReader(storage, load_manifest(storage, catalog.read(ref))))
+            reader, said, _ = stack.enter_context(look.reading(at, which, wanted))
+            readers.append(reader)
+            sides.append(said)
         one, two = readers
         values = compare_values(*({k: v for k, v in r.manifest.values.items() if wanted(k)} for r in readers))
         with output.progress_bar("comparing", in_bytes=False) as progress:
@@ -63,7 +58,7 @@ def diff(
                 tensors.append(found)
                 if progress:
                     progress(len(tensors), len(names))
-    page = diff_pages.diff_json(infos, tensors, values)
+    page = diff_pages.diff_json(sides, tensors, values)
     if as_json:
         output.emit_json(page)
     else:

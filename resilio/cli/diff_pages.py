@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..records.compare import TensorDifference, ValueDifference
-from ..types import CheckpointInfo
-from .look import named
 from .output import clean, count, size
 from .tables import Table
 from .tensor_pages import dims
@@ -20,13 +18,12 @@ _VALUE_WIDTH = 40
 
 
 def diff_json(
-    infos: Sequence[tuple[str, CheckpointInfo]],
+    sides: Sequence[Mapping[str, Any]],
     tensors: Sequence[TensorDifference],
     values: Sequence[ValueDifference],
 ) -> dict[str, Any]:
     """All of `diff`: the two checkpoints, and what is not the same."""
     kinds = Counter(one.kind for one in tensors)
-    sides = ({"url": url, **named(info.ref)} for url, info in infos)
     return {
         **dict(zip("ab", sides, strict=True)),
         "same": not values and set(kinds) <= {"same"},

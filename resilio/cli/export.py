@@ -16,7 +16,7 @@ from .errors import Exit
 from .options import Debug, Json, Url, Which
 
 if TYPE_CHECKING:
-    from ..records.tensors import TensorReader
+    from ..records.tensors import Reads
     from .safetensors_file import Entry
 
 __all__ = ["export"]
@@ -62,19 +62,13 @@ def export(
     Exit codes: 0 written; 1 the checkpoint is damaged, nothing was written; 4 there is no such checkpoint.
     """
     from ..errors import ConfigError
-    from ..hooks import open_storage
-    from ..records.manifest import load_manifest
-    from ..records.tensors import TensorReader
     from . import look, output, pages
     from .safetensors_file import Entry
 
     target = Path(to)
     limit = _size(shard_size)
-    with open_storage(url) as storage:
-        catalog = look.catalog_of(storage)
-        ref = look.choose(catalog, which)
-        info, manifest = catalog.info(ref), load_manifest(storage, catalog.read(ref))
-        reader = TensorReader(storage, manifest)
+    with look.reading(url, which, lambda name: _wanted(name, only)) as (reader, said, info):
+        manifest = reader.manifest
         chosen = [name for name in sorted({*manifest.tensors, *manifest.ties, *manifest.values}) if _wanted(name, only)]
         names = {name: name.removeprefix(strip_prefix) for name in chosen}
         if not chosen or len(set(names.values())) < len(names) or not all(names.values()):
@@ -96,12 +90,13 @@ def export(
 
                 files = export_torch(target, reader, names, flat=bool(strip_prefix), force=force, progress=told)
             else:
-                about = {"format": "pt", "resilio_checkpoint": look.named(ref)["name"]}
+                about = {"format": "pt", "resilio_checkpoint": said["name"]}
                 files = _export_safetensors(target, reader, entries, values, about, limit, force, told)
     size_bytes = sum(entry.tensor.size_bytes for entry in entries)
     page = {
-        "url": storage.url,
-        "checkpoint": pages.info_json(info),
+        "url": said["url"],
+        "checkpoint": None if info is None else pages.info_json(info),
+        "name": said["name"],
         "to": str(target),
         "format": form.value,
         "files": files,
@@ -112,16 +107,14 @@ def export(
     if as_json:
         output.emit_json(page)
     else:
-        said = f"{output.count(len(entries), 'tensor')}, {output.size(size_bytes)}"
-        output.emit_page(
-            output.clean(f"{look.named(ref)['name']}  ->  {target}: {said}, in {output.count(len(files), 'file')}")
-        )
+        what = f"{output.count(len(entries), 'tensor')}, {output.size(size_bytes)}"
+        output.emit_page(output.clean(f"{said['name']}  ->  {target}: {what}, in {output.count(len(files), 'file')}"))
     return Exit.GOOD
 
 
 def _export_safetensors(
     target: Path,
-    reader: TensorReader,
+    reader: Reads,
     entries: list[Entry],
     values: dict[str, Any],
     about: dict[str, str],

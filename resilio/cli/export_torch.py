@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..records.manifest import LoadedManifest
-from ..records.tensors import TensorReader
+from ..records.tensors import Held, Reads
 from ..records.values import decode_value
 from .landing import landing
 
@@ -26,7 +25,7 @@ class _Ref:
 
 def export_torch(
     target: Path,
-    reader: TensorReader,
+    reader: Reads,
     names: Mapping[str, str],
     *,
     flat: bool,
@@ -75,7 +74,7 @@ def export_torch(
     return [target.name]
 
 
-def _nested(manifest: LoadedManifest, leaf: Callable[[str], Any]) -> Any:
+def _nested(manifest: Held, leaf: Callable[[str], Any]) -> Any:
     def walk(node: Any) -> Any:
         if isinstance(node, _Ref):
             return leaf(node.key)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, NoCheckpointError
 from ..hooks import host
@@ -12,10 +14,14 @@ from ..records import keys
 from ..records.catalog import Catalog, discover
 from ..records.run import read_run
 from ..storage.base import Storage
-from ..types import CheckpointRef
-from .plain import PlainFolder, folders
+from ..types import CheckpointInfo, CheckpointRef
+from .plain import PlainFolder, folders, open_one
+from .plain import choose as choose_plain
 
-__all__ = ["catalog_of", "catalog_or_plain", "choose", "exact", "keep_policy", "named", "save_policy"]
+if TYPE_CHECKING:
+    from ..records.tensors import Reads
+
+__all__ = ["catalog_of", "catalog_or_plain", "choose", "exact", "keep_policy", "named", "reading", "save_policy"]
 
 
 def catalog_of(storage: Storage) -> Catalog:
@@ -31,6 +37,41 @@ def catalog_of(storage: Storage) -> Catalog:
         what = "a run without a checkpoint yet" if run else "no run: there is neither a resilio.json nor a commit"
         raise NoCheckpointError(f"{storage.url} is {what}. Is it the URL that CheckpointManager was given?")
     return catalog
+
+
+@contextmanager
+def reading(
+    url: str, which: str | None, wanted: Callable[[str], bool]
+) -> Iterator[tuple[Reads, dict[str, Any], CheckpointInfo | None]]:
+    """What reads the tensors of a checkpoint, of a run or of plain DCP; how JSON says which; what is known of it.
+
+    Args:
+        url: the run, or the folder.
+        which: as for `choose`.
+        wanted: which values of a plain DCP checkpoint are to be read.
+
+    Raises: as `catalog_of` and `choose`.
+    """
+    from ..hooks import open_storage
+    from ..records.manifest import load_manifest
+    from ..records.tensors import TensorReader
+
+    with open_storage(url) as storage:
+        catalog, found = catalog_or_plain(storage)
+        if catalog is not None:
+            ref = choose(catalog, which)
+            reader = TensorReader(storage, load_manifest(storage, catalog.read(ref)))
+            yield reader, {"url": storage.url, **named(ref)}, catalog.info(ref)
+            return
+        from .plain_reader import PlainReader
+
+        one = choose_plain(storage, found, which)
+        below, checkpoint = open_one(storage, one)
+        try:
+            said = {"url": storage.url, "name": one.name or ".", "step": one.step, "generation": None}
+            yield PlainReader(below, checkpoint, wanted), said, None
+        finally:
+            below.close()
 
 
 def catalog_or_plain(storage: Storage) -> tuple[Catalog | None, list[PlainFolder]]:

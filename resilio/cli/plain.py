@@ -21,7 +21,7 @@ from ..types import Damage
 if TYPE_CHECKING:
     from ..engine import ForeignCheckpoint
 
-__all__ = ["UNPROVEN", "PlainFolder", "check", "choose", "folders", "rows"]
+__all__ = ["UNPROVEN", "PlainFolder", "check", "choose", "folders", "open_one", "rows"]
 
 UNPROVEN = (
     "plain torch.distributed.checkpoint saves no digests and no record that a save ended: nothing can prove that these "

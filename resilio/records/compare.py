@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from .fingerprints import Lanes, combine, from_text
 from .manifest import ITEMSIZE, PlacedPiece, SavedTensor
 from .read_ahead import in_order, readers
 from .sampling import UNIT_LIMIT
-from .tensors import WORDS, TensorReader, slabs
+from .tensors import WORDS, Reads, slabs
 from .values import canonical_bytes
 
 __all__ = ["TensorDifference", "ValueDifference", "compare_tensors", "compare_values"]
@@ -58,8 +59,8 @@ class ValueDifference:
     after: Any = None
 
 
-def compare_values(a: dict[str, Any], b: dict[str, Any]) -> list[ValueDifference]:
-    """What differs between two dicts of tagged JSON."""
+def compare_values(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ValueDifference]:
+    """What differs between values of the one and of the other, tagged JSON by name."""
     found = []
     for name in sorted(a.keys() | b.keys()):
         there = ("a" if name in a else "") + ("b" if name in b else "")
@@ -69,7 +70,7 @@ def compare_values(a: dict[str, Any], b: dict[str, Any]) -> list[ValueDifference
 
 
 def compare_tensors(
-    a: TensorReader, b: TensorReader, wanted: Callable[[str], bool] = lambda name: True
+    a: Reads, b: Reads, wanted: Callable[[str], bool] = lambda name: True
 ) -> Iterator[TensorDifference]:
     """Every tensor of either, by name; tied ones under each of their names.
 
@@ -87,7 +88,9 @@ def compare_tensors(
         one = a.manifest.tensors[key] if key is not None else None
         other = b.manifest.tensors[other_key] if other_key is not None else None
         before, after = (None if t is None else (t.dtype, t.shape) for t in (one, other))
-        of = (other or one).size_bytes // ITEMSIZE[(other or one).dtype]  # type: ignore[union-attr]
+        last = one if other is None else other
+        assert last is not None
+        of = prod(last.shape)
         if one is None or other is None:
             yield TensorDifference(name, "added" if one is None else "removed", 0, of, None, 0, before, after)
         elif before != after:
@@ -101,19 +104,20 @@ def compare_tensors(
             yield TensorDifference(name, kind, tally.elements, of, tally.largest, tally.read_bytes, before, after)
 
 
-def _named(reader: TensorReader) -> dict[str, str]:
+def _named(reader: Reads) -> dict[str, str]:
     return {**{name: name for name in reader.manifest.tensors}, **reader.manifest.ties}
 
 
 def _suspects(
-    a: TensorReader, key: str, one: SavedTensor, b: TensorReader, other_key: str, other: SavedTensor
+    a: Reads, key: str, one: SavedTensor, b: Reads, other_key: str, other: SavedTensor
 ) -> Iterator[tuple[_Array, _Array]]:
     """Words of both that may differ, side by side."""
     prints = _fingerprint(one), _fingerprint(other)
     if prints[0] is not None and prints[0] == prints[1]:
         return
     threads = readers(min(a.storage.capabilities.concurrency, b.storage.capabilities.concurrency))
-    if [_box(placed.piece) for placed in one.pieces] != [_box(placed.piece) for placed in other.pieces]:
+    boxes_of = [[_box(placed.piece) for placed in tensor.pieces] for tensor in (one, other)]
+    if not boxes_of[0] or boxes_of[0] != boxes_of[1]:
         boxes = slabs(one.shape, ITEMSIZE[one.dtype], UNIT_LIMIT)
         yield from in_order(boxes, lambda slab: (a.slab(key, slab), b.slab(other_key, slab)), threads)
         return
@@ -130,7 +134,7 @@ def _suspects(
 def _fingerprint(tensor: SavedTensor) -> Lanes | None:
     """Of the tensor, however it is sharded; None where a piece was saved without."""
     texts = [placed.piece.fingerprint for placed in tensor.pieces if placed.piece.size_bytes]
-    if None in texts:
+    if not tensor.pieces or None in texts:
         return None
     return combine(from_text(str(text), "a piece's fingerprint") for text in texts)
 

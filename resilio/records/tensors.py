@@ -6,10 +6,10 @@ A slab is a box of a tensor; slabs come in row-major order, so their bytes one a
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,10 +17,10 @@ from ..errors import IntegrityError, NotFoundError
 from ..storage.base import Storage
 from .boxes import Box, Span, split
 from .digests import BLOCK_SIZE, DIGEST_SIZE, block_count, verify_blocks
-from .manifest import ITEMSIZE, LoadedManifest, PlacedPiece
+from .manifest import ITEMSIZE, LoadedManifest, PlacedPiece, SavedTensor
 from .read_ahead import in_order, readers
 
-__all__ = ["SLAB_LIMIT", "WORDS", "Slab", "TensorReader", "slabs"]
+__all__ = ["SLAB_LIMIT", "WORDS", "Held", "Reads", "Slab", "TensorReader", "slabs"]
 
 SLAB_LIMIT = 16 << 20  # bytes: large requests, and a few of them in memory
 
@@ -51,6 +51,50 @@ def slabs(shape: Sequence[int], itemsize: int, limit: int = SLAB_LIMIT) -> Itera
         for start in range(0, shape[dim], rows):
             lengths = (*(1 for _ in index), min(rows, shape[dim] - start), *shape[dim + 1 :])
             yield (*index, start, *(0,) * rest), lengths
+
+
+class Held(Protocol):
+    """What a checkpoint holds, by flat key; see `LoadedManifest`."""
+
+    @property
+    def tensors(self) -> Mapping[str, SavedTensor]:
+        """Those that are stored."""
+
+    @property
+    def ties(self) -> Mapping[str, str]:
+        """Those that are another one by a second name."""
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Tagged JSON."""
+
+    @property
+    def tree(self) -> Any:
+        """Nested state, tagged JSON."""
+
+
+class Reads(Protocol):
+    """What reads tensors of a checkpoint, as `TensorReader` does. One without pieces has neither blocks nor digests."""
+
+    @property
+    def storage(self) -> Storage:
+        """Where it lies."""
+
+    @property
+    def manifest(self) -> Held:
+        """What it holds."""
+
+    def stream(self, name: str) -> Iterator[np.ndarray[Any, Any]]:
+        """The slabs of a tensor, in order, as words of its item size."""
+
+    def slab(self, name: str, slab: Slab) -> np.ndarray[Any, Any]:
+        """One box of a tensor."""
+
+    def blocks(self, placed: PlacedPiece, first: int, last: int, name: str) -> np.ndarray[Any, Any]:
+        """The bytes of blocks `first` … `last - 1` of a piece."""
+
+    def digests(self, placed: PlacedPiece) -> memoryview:
+        """The block digests of a piece."""
 
 
 class TensorReader:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
 
-from resilio import open_storage
+from resilio import CheckpointManager, open_storage
 from resilio.cli import plain
 from resilio.errors import NoCheckpointError
 
@@ -96,6 +97,54 @@ def test_damage_that_can_be_seen_is_1_and_named(resilio: Any, tree: Path, how: s
     assert out.startswith("step-200  DAMAGED  step-200/__0_0.distcp: ")
     assert resilio("verify", str(tree), "100")[0] == 3
     assert resilio("verify", str(tree), "200", "--quick")[0] == (3 if how == "flipped" else 1)
+
+
+def test_two_are_compared_and_one_with_a_run(resilio: Any, tree: Path, tmp_path: Path) -> None:
+    code, out, _ = resilio("diff", str(tree), "100", "200", "--json")
+    page = json.loads(out)
+    assert (code, page["a"]["name"], page["b"]["step"], page["a"]["generation"]) == (1, "step-100", 200, None)
+    (one,) = page["tensors"]["different"]
+    ours, theirs = (load(tree / f"step-{step}")["model.w"] for step in (100, 200))
+    assert (one["name"], one["elements"]) == ("model.w", int((ours != theirs).sum()))
+    assert one["largest"] == pytest.approx(float((ours - theirs).abs().max()))
+    assert page["values"] == []
+    model = torch.nn.Module()
+    model.register_parameter("w", torch.nn.Parameter(ours))
+    model.register_buffer("b", torch.zeros(3, dtype=torch.bfloat16))
+    with CheckpointManager(tmp_path / "run", {"model": model}, mode="sync") as ckpt:
+        ckpt.restore()
+        ckpt.save(5)
+    args = ("--other", str(tmp_path / "run"), "--match", "model.*")
+    assert resilio("diff", str(tree), "100", "5", *args)[0] == 0
+    assert resilio("diff", str(tree), "200", "5", *args)[0] == 1
+
+
+def load(folder: Path) -> dict[str, torch.Tensor]:
+    state = {"model": {"w": torch.empty(300, 300), "b": torch.empty(3, dtype=torch.bfloat16)}}
+    dcp.load(state, checkpoint_id=str(folder))
+    return {f"model.{name}": tensor for name, tensor in state["model"].items()}
+
+
+def test_one_is_exported_to_both_formats(resilio: Any, tree: Path, tmp_path: Path) -> None:
+    before = everything(tree)
+    code, out, _ = resilio("export", str(tree), "100", "--to", str(tmp_path / "out"))
+    assert code == 0 and out.startswith("step-100  ->  ")
+    got, expected = load_file(tmp_path / "out" / "model.safetensors"), load(tree / "step-100")
+    assert got.keys() == expected.keys() and all(torch.equal(got[name], expected[name]) for name in got)
+    assert json.loads((tmp_path / "out" / "values.json").read_text()) == {"lr": 0.1}
+    assert resilio("export", str(tree), "100", "--to", str(tmp_path / "x.pt"), "--format", "torch")[0] == 0
+    state = torch.load(tmp_path / "x.pt", weights_only=True)
+    assert state.keys() == {"model", "lr"} and torch.equal(state["model"]["w"], expected["model.w"])
+    assert everything(tree) == before
+
+
+def test_a_value_that_would_run_something_is_left_out_or_refused(resilio: Any, tmp_path: Path) -> None:
+    dcp.save({"model": {"w": torch.ones(2)}, "bad": Runs(tmp_path / "ran")}, checkpoint_id=str(tmp_path / "step-1"))
+    to = ("--to", str(tmp_path / "out"))
+    code, _, err = resilio("export", str(tmp_path / "step-1"), *to)
+    assert code != 0 and "'bad'" in err
+    assert not (tmp_path / "out").exists() and not (tmp_path / "ran").exists()
+    assert resilio("export", str(tmp_path / "step-1"), *to, "--only", "model.*")[0] == 0
 
 
 class Runs:
