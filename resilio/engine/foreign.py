@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import zipfile
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,10 +26,12 @@ from ..state.flat import Ref, SavedState, TensorSpec
 from ..storage.base import Storage
 from . import dcp
 from .foreign_metadata import LIMIT, read_foreign_metadata
+from .foreign_values import VALUE_LIMIT, load_saved
 from .loading import Loader, ParallelReader
 
 __all__ = ["ForeignCheckpoint", "ForeignReader", "fill_foreign", "foreign_state", "open_foreign"]
 
+_AROUND = 1 << 24  # bytes that `torch.save` may put around a tensor's own, at most
 _SPARE_HOLES = 64  # places of a list in nested state that may be empty, beyond one per place that is not
 
 
@@ -167,7 +168,8 @@ class ForeignReader(ParallelReader):
         assert index.index is not None
         chunk = saved.chunks[index.index]
         place = self._metadata.storage_data[index]
-        piece = _load(self._storage, index.fqn, place)
+        size_bytes = chunk.sizes.numel() * saved.properties.dtype.itemsize
+        piece = _load(self._storage, index.fqn, place, size_bytes + _AROUND)
         if type(piece) not in (torch.Tensor, torch.nn.Parameter) or piece.layout is not torch.strided:
             raise _damaged(self._storage, index.fqn, place, f"there is a {type(piece).__name__}, no plain tensor")
         if (piece.dtype, piece.shape) != (saved.properties.dtype, chunk.sizes):
@@ -182,18 +184,15 @@ class ForeignReader(ParallelReader):
         self._progress(place.length)
 
 
-def _load(storage: Storage, key: str, place: Any) -> Any:
-    """The tensor or value that `torch.save` wrote there."""
+def _load(storage: Storage, key: str, place: Any, limit: int = VALUE_LIMIT) -> Any:
+    """The tensor or value that `torch.save` wrote there, in no more than `limit` bytes."""
+    if place.length > limit:  # before anything is allocated
+        raise _damaged(storage, key, place, f"{place.length} bytes are too many for it, {limit} are the most")
     stream = io.BytesIO(bytes(place.length))
     with stream.getbuffer() as view:
         storage.read_into(place.relative_path, [(place.offset, view)])
     try:
-        with zipfile.ZipFile(stream) as inside:  # what torch.save writes is not compressed, and cannot swell
-            entries = inside.infolist()
-        if any(one.compress_type != zipfile.ZIP_STORED or one.file_size > place.length for one in entries):
-            raise _damaged(storage, key, place, "it is compressed, which torch.save never does")
-        stream.seek(0)
-        return torch.load(stream, map_location="cpu", weights_only=True)
+        return load_saved(stream)
     except pickle.UnpicklingError as error:
         raise RestoreError(
             f"{storage.url}: {key!r} holds more than tensors and plain values ({_contents(stream)}), and making that "
@@ -203,7 +202,7 @@ def _load(storage: Storage, key: str, place: Any) -> Any:
     except (RestoreError, IntegrityError):
         raise
     except Exception as error:
-        raise _damaged(storage, key, place, f"{type(error).__name__}: {error}") from error
+        raise _damaged(storage, key, place, f"{type(error).__name__}: {str(error)[:300]}") from error
 
 
 def _contents(stream: io.BytesIO) -> str:

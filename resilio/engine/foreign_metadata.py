@@ -30,6 +30,7 @@ from . import dcp
 __all__ = ["LIMIT", "read_foreign_metadata"]
 
 LIMIT = 1 << 28  # bytes of `.metadata`; 1000 ranks with 600 tensors of their own need about 100 MB
+_INSTRUCTIONS = 1 << 25  # each may make an object, which takes more memory than the byte that asks for it
 _KEY_LIMIT = 4096  # characters of a flat key
 _DIMS = 64  # torch's own limit
 _DEPTH = 64  # of nested state
@@ -115,7 +116,9 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self, data: bytes) -> Any:
-        for instruction, argument, _ in pickletools.genops(data):
+        for number, (instruction, argument, _) in enumerate(pickletools.genops(data)):
+            if number > _INSTRUCTIONS:
+                raise _Refused(f"it has more than {_INSTRUCTIONS} pickle instructions")
             step = _STEPS.get(instruction.name)
             if step is None:
                 raise _Refused(f"it holds the pickle instruction {instruction.name}")

@@ -247,16 +247,20 @@ class ManifestPart(msgspec.Struct, kw_only=True):
 _T = TypeVar("_T", bound=msgspec.Struct)
 _CHECK_SIZE = 44  # bytes of ,"check":"<32 hex digits>"}
 _SIZE_LIMIT = 1 << 30  # a record is JSON in memory several times its size; 1 GiB is no honest record
+_PARTS_LIMIT = 1 << 25  # lists, objects and what is in them: each takes up to a hundred bytes of memory, and 3 of JSON
 
 
 def encode(record: msgspec.Struct) -> bytes:
     """`record` as JSON bytes, sealed if it is to be. Dicts keep their order: the order of saved values comes back.
 
     Raises:
-        ConfigError: it is larger than `limit_bytes`.
+        ConfigError: it is larger than `limit_bytes`, or than `decode` takes.
     """
     data = msgspec.json.encode(record)
     if not isinstance(record, Sealed):
+        problem = _too_much(data)
+        if problem:
+            raise ConfigError(f"a {type(record).__name__} of {problem} could not be read again: hold it as arrays")
         return data
     data = seal(data)
     if len(data) > record.limit_bytes:
@@ -265,6 +269,14 @@ def encode(record: msgspec.Struct) -> bytes:
             "most: its metrics, reasons, versions or texts are too many or too long"
         )
     return data
+
+
+def _too_much(data: bytes) -> str | None:
+    """What there is too much of, in words. Known before any of it is made."""
+    if len(data) > _SIZE_LIMIT:
+        return f"{len(data)} bytes"
+    parts = sum(map(data.count, (b",", b"[", b"{"))) if len(data) > _PARTS_LIMIT else 0
+    return f"{parts} parts" if parts > _PARTS_LIMIT else None
 
 
 def seal(data: bytes) -> bytes:
@@ -288,8 +300,9 @@ def decode(data: bytes, kind: type[_T], where: str) -> _T:
         NewerFormatError: written by a newer resilio.
         FormatError: not such a record, or not the bytes that were written.
     """
-    if len(data) > _SIZE_LIMIT:
-        raise FormatError(f"{where}: {len(data)} bytes are too many for a {kind.__name__}", where=where)
+    problem = _too_much(data)
+    if problem:
+        raise FormatError(f"{where}: {problem} are too many for a {kind.__name__}", where=where)
     if issubclass(kind, Sealed) and data[-_CHECK_SIZE:] != _check(data[:-_CHECK_SIZE]):
         # Before anything else: a hit in a field's name makes it its default, one in the format a newer resilio's.
         raise FormatError(

@@ -49,6 +49,7 @@ _INT64 = range(-(2**63), 2**63)
 _NAN_BITS = 0x7FF8000000000000  # of float("nan")
 _NUMPY_KINDS = "biufcSUMm"  # no objects (they are pickle), no records
 _ARRAY_LIMIT = 1 << 30  # bytes of an array in a record
+_SAME_HASH = 64  # keys of a container that may share a hash: more were chosen so that it takes for ever to make
 
 
 def encode_value(value: Any, where: str, ref_type: type | None = None) -> Any:
@@ -81,7 +82,7 @@ def decode_value(data: Any, where: str, ref_type: type | None = None) -> Any:
     except FormatError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError, struct.error, binascii.Error) as error:
-        raise FormatError(f"{where} is no encoded value: {error}", where=where) from error
+        raise FormatError(f"{where} is no encoded value: {str(error)[:300]}", where=where) from error
 
 
 def canonical_bytes(data: Any) -> bytes:
@@ -193,8 +194,8 @@ class _Decoder:
             "$map": self._map,
             "$odict": lambda x, where, depth: OrderedDict(self._map(x, where, depth)),
             "$counter": lambda x, where, depth: Counter(self._map(x, where, depth)),
-            "$set": lambda x, where, depth: set(self._items(x, where, depth)),
-            "$frozenset": lambda x, where, depth: frozenset(self._items(x, where, depth)),
+            "$set": lambda x, where, depth: set(_spread(self._items(x, where, depth))),
+            "$frozenset": lambda x, where, depth: frozenset(_spread(self._items(x, where, depth))),
             "$float": lambda x, where, depth: _from_float(x),
             "$complex": self._complex,
             "$int": lambda x, where, depth: int(_expect(x, str), 16),
@@ -202,10 +203,11 @@ class _Decoder:
             "$ndarray": lambda x, where, depth: _from_numpy(x, x["shape"]),
             "$npscalar": lambda x, where, depth: _from_numpy(x, [])[()],
             "$dtype": _from_dtype,
-            "$size": lambda x, where, depth: _torch(where).Size([_expect(n, int) for n in _expect(x, list)]),
+            "$size": lambda x, where, depth: _torch(where).Size([_dim(n) for n in _expect(x, list)]),
         }
         if ref_type is not None:
-            self._tags["$ref"] = lambda x, where, depth: ref_type(_expect(x, str))
+            self._tags["$ref"] = lambda x, where, depth: ref_type(self._once(_expect(x, str), where))
+        self._named: set[str] = set()
 
     def decode(self, x: Any, where: str, depth: int) -> Any:
         kind = type(x)
@@ -219,23 +221,39 @@ class _Decoder:
             raise FormatError(f"{where} is no encoded value: {kind.__name__}", where=where)
         tag = next((k for k in x if k.startswith("$")), None)
         if tag is None:
-            return {k: self.decode(v, f"{where}.{k}", depth + 1) for k, v in x.items()}
+            # Cut: a long name before many children would be copied once for each.
+            return {k: self.decode(v, f"{where:.300}.{k:.80}", depth + 1) for k, v in x.items()}
         if len(x) != 1 or tag not in self._tags:
             raise FormatError(
-                f"{where}: {sorted(x)[:5]} is no tag this resilio knows; it may be of a newer one", where=where
+                f"{where}: {[k[:40] for k in sorted(x)[:5]]} is no tag this resilio knows; it may be of a newer one",
+                where=where,
             )
         return self._tags[tag](x[tag], where, depth)
 
     def _items(self, x: Any, where: str, depth: int) -> list[Any]:
-        return [self.decode(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(_expect(x, list))]
+        return [self.decode(item, f"{where:.300}[{i}]", depth + 1) for i, item in enumerate(_expect(x, list))]
+
+    def _once(self, key: str, where: str) -> str:
+        if key in self._named:
+            raise FormatError(f"{where:.300}: {key[:80]!r} is a leaf of it twice", where=where)
+        self._named.add(key)
+        return key
 
     def _map(self, x: Any, where: str, depth: int) -> dict[Any, Any]:
         pairs = [self._items(_expect(pair, list), where, depth) for pair in _expect(x, list)]
-        return dict(pairs)  # a pair of another length is a ValueError
+        _spread([key for key, _ in pairs])  # a pair of another length is a ValueError
+        return dict(pairs)
 
     def _complex(self, x: Any, where: str, depth: int) -> complex:
         real, imag = self._items(x, where, depth)
         return complex(_expect(real, float), _expect(imag, float))
+
+
+def _spread(items: list[Any]) -> list[Any]:
+    """`items`, as keys that a hash table can take in a time that grows with their number alone."""
+    if len(items) - len({hash(item) for item in items}) > _SAME_HASH:
+        raise ValueError("its keys share one hash, or are the same")
+    return items
 
 
 def _canonical(x: Any) -> Any:
@@ -308,8 +326,14 @@ def _from_dtype(x: Any, where: str, depth: int) -> Any:
     torch = _torch(where)
     found = getattr(torch, _expect(x, str), None)
     if type(found) is not torch.dtype:
-        raise FormatError(f"{where}: this torch has no dtype {x!r}", where=where)
+        raise FormatError(f"{where}: this torch has no dtype {x[:40]!r}", where=where)
     return found
+
+
+def _dim(x: Any) -> int:
+    if not 0 <= _expect(x, int) < 1 << 63:
+        raise ValueError("a size is out of bounds")
+    return int(x)
 
 
 def _torch(where: str) -> Any:
