@@ -20,9 +20,12 @@ _URL = re.compile(rf"(?P<scheme>{_SCHEME.pattern}):(?P<slashes>/*)(?P<rest>.*)",
 _NO_COLON = re.compile(rf"(?P<scheme>{_SCHEME.pattern})//+(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 # What people mean by `s3//bucket`, whether a plugin for it is installed or not.
 _FAMILIAR = ("file", "memory", "s3", "gs", "gcs", "az", "abfs", "abfss", "hdfs", "http", "https", "sftp", "ssh")
+_LOGIN = re.compile(r"[^/]*:[^/]*@")
 _SECRET = re.compile(
-    r"([?&#](?:[^=&]*(?:key|token|secret|password|credential|signature)[^=&]*|sig|sas)=)[^&#]*", re.IGNORECASE
+    r"([?&#;](?:[^=&;]*(?:key|token|secret|passw|passphrase|pwd|credential|signature|auth)[^=&;]*|sig|sas|pass)=)[^&#]*",
+    re.IGNORECASE,
 )
+_INSIDE = re.compile(r"(://|%3A%2F%2F)(?:(?!%40)[^/?#&@])*(?:@|%40)", re.IGNORECASE)  # a URL as a parameter of another
 
 
 class RegisterStorage(Protocol):
@@ -134,7 +137,7 @@ def to_url(where: str | os.PathLike[str], schemes: Iterable[str] = ()) -> str:
         if found:
             raise _mistyped(found["scheme"], found["slashes"], found["rest"])
         found = _NO_COLON.match(text)
-        if found and found["scheme"].lower() in {*_FAMILIAR, *schemes}:
+        if found and (found["scheme"].lower() in {*_FAMILIAR, *schemes} or _LOGIN.match(found["rest"])):
             raise _mistyped(found["scheme"], "", found["rest"])
         if "://" in text:
             raise ConfigError(
@@ -160,11 +163,17 @@ def without_credentials(url: str) -> str:
     scheme, sep, rest = url.partition("://")
     if not sep or scheme.lower() in ("file", "memory"):  # what follows is a name to the letter
         return url
-    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    authority = _authority(rest)
     if "@" in authority:
         user, _, host = authority.rpartition("@")
-        if ":" in user or scheme.lower() in ("http", "https"):  # elsewhere a bare user@ is a login or a container
+        # Elsewhere a bare user@ is a login or a container. What is before the last + or :: says how it is opened.
+        if ":" in user or re.split(r"\+|::", scheme.lower())[-1] in ("http", "https"):
             rest = host + rest[len(authority) :]
-    elif "@" in rest and re.search(r":(?!\d*$)", authority):  # a password with a slash in it, as AWS hands out
+    elif "@" in rest and re.search(r":(?!\d+$)", authority):  # a password with a slash in it, as AWS hands out
         rest = rest.partition("@")[2]
-    return scheme + sep + _SECRET.sub(r"\1***", rest)
+        rest = rest[_authority(rest).rfind("@") + 1 :]
+    return scheme + sep + _SECRET.sub(r"\1***", _INSIDE.sub(r"\1", rest))
+
+
+def _authority(rest: str) -> str:
+    return re.split(r"[/?#]", rest, maxsplit=1)[0]
