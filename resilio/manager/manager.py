@@ -124,16 +124,8 @@ class CheckpointManager(RunView):
             raise
         try:
             self._ranks.agree(error, what=_MAKING)
-            check_alike(
-                self._ranks,
-                self._storage,
-                repr(
-                    [
-                        *(self._storage.url, save, keep, mode, fresh, digest, on_save_error, save_errors_max),
-                        *(fingerprints, check_replicas),
-                    ]
-                ),
-            )
+            given = [self._storage.url, save, keep, mode, fresh, digest, on_save_error, save_errors_max]
+            check_alike(self._ranks, self._storage, repr([*given, fingerprints, check_replicas]))
             check_plugins(self._ranks, known)
             self._teller = Teller(Calls(known), self._storage.url, self._clock, self._ranks.coordinator)
             # Rank 0 alone talks to the commit protocol; the others learn of it through what it tells them.
@@ -152,14 +144,7 @@ class CheckpointManager(RunView):
         if self._ranks.coordinator and folder and (why := unwritable(folder)):
             _log.warning("restoring works, but saves will fail url=%s error=%s", self._storage.url, why)
         self._saves = Saves(
-            self._state,
-            self._ranks,
-            self._engine,
-            self._committer,
-            self._ballot,
-            tolerance,
-            self._clock,
-            mode,
+            *(self._state, self._ranks, self._engine, self._committer, self._ballot, tolerance, self._clock, mode),
             check_replicas=check_replicas,
         )
         self._stop = False
