@@ -26,6 +26,7 @@ from ..records.values import canonical_bytes, encode_value
 from ..state.flat import FlatState, Ref, rank_prefix
 from ..state.flat_shard import FlatShard
 from . import dcp
+from .trained import trained_keys
 
 __all__ = ["FAILED", "LocalPlan", "Planner", "local_tensor"]
 
@@ -72,6 +73,7 @@ class LocalPlan:
             `rank.<r>`.
         ties: flat key -> twin.
         paths: flat key -> path, of all keys.
+        trained: flat keys of the parameters that an optimizer owns.
     """
 
     items: list[WriteItem]
@@ -81,6 +83,7 @@ class LocalPlan:
     tree: Any
     ties: dict[str, str]
     paths: dict[str, tuple[str | int, ...]]
+    trained: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, flat: FlatState, rank: int) -> LocalPlan:
@@ -124,7 +127,7 @@ class LocalPlan:
             paths={key: path for key, path in flat.paths.items() if key.startswith(own)},
         )
         part_tree = {**(tree if rank == 0 else {}), "rank": {str(rank): own_tree}}
-        return cls(items, evidence, specs, values, part_tree, dict(flat.ties), dict(flat.paths))
+        return cls(items, evidence, specs, values, part_tree, dict(flat.ties), dict(flat.paths), trained_keys(flat))
 
 
 def memory_order(tensor: torch.Tensor) -> list[int] | None:

@@ -28,6 +28,7 @@ from ..storage.base import Storage, Writer
 from . import dcp
 from .fingerprints import PieceFingerprints
 from .plan import LocalPlan
+from .trained import UNKNOWN, Trained, summary, together
 
 __all__ = ["AttemptWriter", "Root"]
 
@@ -45,12 +46,14 @@ class Root:
         parts: all ranks' manifest parts.
         sizes: name -> length in bytes of every object the ranks wrote.
         ties: flat key -> the flat key whose bytes it shares.
+        trained: what it says of the progress of training.
     """
 
     metadata: bytes
     parts: list[PartRef]
     sizes: dict[str, int]
     ties: dict[str, str]
+    trained: Trained = UNKNOWN
 
 
 class AttemptWriter(StorageWriter):
@@ -126,16 +129,18 @@ class AttemptWriter(StorageWriter):
             where: dict[MetadataIndex, Any] = {}
             parts: list[PartRef] = []
             sizes: dict[str, int] = {}
+            shares: list[Trained] = []
             for result in (one for of_rank in results for one in of_rank):
                 if result.index == _PART:
-                    part, written = result.storage_data
+                    part, written, share = result.storage_data
+                    shares.append(share)
                     parts.append(part)
                     sizes.update(written)
                 else:
                     where[result.index] = result.storage_data
             failpoints.hit("save.before_metadata", self._rank)
             data = dcp.finish_metadata(metadata, where, self._local.ties, self._attempt)
-            self.root = Root(data, parts, sizes, self._local.ties)
+            self.root = Root(data, parts, sizes, self._local.ties, together(shares))
         except Exception as error:
             raise portable(error, SaveError) from error
 
@@ -190,7 +195,8 @@ class AttemptWriter(StorageWriter):
         failpoints.hit("save.part_written", self._rank)
         ref = PartRef(rank=self._rank, name=of_part.name, size_bytes=of_part.size_bytes, digest=of_part.digest)
         sizes = {one.name: one.size_bytes for one in [*objects, of_part]}
-        return [*results, WriteResult(_PART, of_part.size_bytes, (ref, sizes))]
+        share = summary(self._local.trained, tensors, self._local.values)
+        return [*results, WriteResult(_PART, of_part.size_bytes, (ref, sizes, share))]
 
     def _put(self, name: str, data: bytes) -> ObjectRecord:
         self._storage.put(keys.attempt_key(self._attempt, name), data)

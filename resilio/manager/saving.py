@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from .. import failpoints
 from ..clock import Clock
 from ..engine import Root
+from ..engine.trained import Trained
 from ..errors import (
     AccessDeniedError,
     ConfigError,
@@ -99,6 +100,7 @@ class Committer:
         self._picker: Picker | None = None  # what was restored from
         self.unfinished: frozenset[str] = frozenset()  # attempts whose deletion was begun and failed
         self._discarded: set[str] = set()  # failed attempts of which nothing is left
+        self._trained: tuple[int, Trained] | None = None  # the last checkpoint since the live state was another
         self._run_id: str | None = None  # of the run that was seen here
 
     def keep_reasons(self, infos: list[CheckpointInfo]) -> dict[CheckpointRef, str]:
@@ -134,10 +136,22 @@ class Committer:
         not take away what this one would need if it died before.
         """
         assert picker.catalog is not None  # rank 0 looked
+        self._trained = None
         self.let_go()
         self._picker = picker
         self.writer.saw_restore(picker.catalog, chosen)
         self._meet_run(picker.catalog)
+
+    def note_trained(self, step: int, trained: Trained) -> None:
+        """A checkpoint was made: warn if nothing was learned since the one before."""
+        if self._trained is not None and trained.stale_after(self._trained[1]):
+            _log.warning(
+                "nothing was learned from step %d to step %d: every parameter that the optimizer has is bit for bit as "
+                "it was, though the learning rate is not 0 and the optimizer has stepped. Is the model that is saved "
+                "the one that is trained, and do its gradients arrive?",
+                *(self._trained[0], step),
+            )
+        self._trained = step, trained
 
     def let_go(self) -> None:
         """Hold what was restored from no more."""
@@ -278,6 +292,7 @@ class SaveJob:
             versions=_versions(),
             about=self.about,
         )
+        self.owner.note_trained(self.step, root.trained)
         _log.info(
             "saved step=%d generation=%d world=%d seconds=%.3f size_bytes=%d reason=%r",
             *(self.step, self.ref.generation, self.world, self.owner.clock.monotonic_s() - self.began_s),
