@@ -15,6 +15,7 @@ from .errors import report
 from .export import export
 from .extra import CommandGroup
 from .forget import forget
+from .importing import import_
 from .ls import ls
 from .pin import pin, unpin
 from .plan import plan
@@ -78,4 +79,5 @@ def _options(
 
 for command in (ls, show, verify, diff, export, pin, unpin, forget, plan, plugins, doctor, completion):
     app.command()(command)
+app.command("import")(import_)
 app.add_typer(selftest, name="selftest")

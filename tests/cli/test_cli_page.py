@@ -120,6 +120,9 @@ def test_the_json_of_each_command_is_as_documented(
         ],
         "resilio diff": [("diff", url, "100", "300")],
         "resilio export": [("export", url, "--to", str(branched.folder.parent / "exported"))],
+        "resilio import": [
+            ("import", str(branched.folder.parent / "exported"), "--to", str(branched.folder.parent / "new"))
+        ],
         "damage": [],
         "resilio ls": [("ls", url), ("ls", str(tree))],
         "resilio verify": [("verify", url, "--all"), ("verify", str(tree), "--all")],

@@ -1,0 +1,132 @@
+"""Models from elsewhere: safetensors, mapped into memory, and what torch.save wrote. All of it is data from outside."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..errors import ConfigError, FormatError
+from .safetensors_file import DTYPES
+
+__all__ = ["module_of", "read_source"]
+
+_HEADER_LIMIT = 100_000_000  # bytes; the library reads no larger one
+_INDEX = "model.safetensors.index.json"
+_BY_NAME = {name: getattr(torch, dtype) for dtype, name in DTYPES.items()}
+_PARTS = ("model", "state_dict")
+
+
+def read_source(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors in a safetensors file, a folder of them, or a file of torch.save.
+
+    Raises:
+        FormatError: it is none, or it is damaged.
+        ConfigError: it holds no model.
+    """
+    if path.is_dir():
+        found: dict[str, torch.Tensor] = {}
+        for file in _files(path):
+            for name, tensor in _read_safetensors(file).items():
+                if name in found:
+                    raise FormatError(f"{path}: {name!r} is there twice", where=str(path))
+                found[name] = tensor
+        return found
+    with path.open("rb") as start:
+        head = start.read(9)
+    # torch.save writes a zip; safetensors begin with a length and a JSON object
+    return _read_safetensors(path) if head[8:9] == b"{" else _read_torch(path)
+
+
+def module_of(tensors: dict[str, torch.Tensor]) -> torch.nn.Module:
+    """A module whose state is `tensors`, by name; it can do nothing.
+
+    Raises:
+        ConfigError: a name is no place in a module.
+    """
+    root = torch.nn.Module()
+    for name, tensor in tensors.items():
+        *path, last = name.split(".")
+        node = root
+        for part in path:
+            # Their tables, not add_module: a name may be that of a method, which nobody calls here.
+            node = node._modules.setdefault(part, torch.nn.Module())  # type: ignore[assignment]
+        if not all((*path, last)) or last in node._modules or last in node._parameters:
+            raise ConfigError(f"{name!r} is no name of a parameter beside the others")
+        node._parameters[last] = torch.nn.Parameter(tensor, requires_grad=False)
+    return root
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / _INDEX
+    if not index.exists():
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise ConfigError(f"{folder} holds no safetensors; give a file, or a folder with *.safetensors.")
+        return files
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        if any(Path(name).name != name for name in names):
+            raise ValueError("a file outside of the folder")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(f"{index} is no index of safetensors: {error}", where=str(index)) from error
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise FormatError(f"{folder}: {missing[0]} is missing, which {_INDEX} names", where=str(folder))
+    return [folder / name for name in names]
+
+
+def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        size_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= min(_HEADER_LIMIT, size_bytes - 8):
+                raise ValueError(f"its header would have {length} bytes")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        start, found = 8 + length, {}
+        # Copy on write: torch wants memory that can be written, and the file stays as it is.
+        data = np.memmap(path, np.uint8, "c") if size_bytes else np.empty(0, np.uint8)
+        for name, entry in header.items():
+            dtype, (begin, end) = _BY_NAME[entry["dtype"]], entry["data_offsets"]
+            shape = entry["shape"]
+            if type(shape) is not list or any(type(n) is not int for n in (*shape, begin, end)):
+                raise ValueError(f"the shape or the place of {name!r} are no numbers")
+            if not 0 <= begin <= end <= size_bytes - start or min(shape, default=0) < 0:
+                raise ValueError(f"{name!r} leaves the file")
+            if prod(shape) * dtype.itemsize != end - begin:
+                raise ValueError(f"{name!r} has {end - begin} bytes for {shape} of {entry['dtype']}")
+            raw = data[start + begin : start + end]
+            if (start + begin) % dtype.itemsize:
+                raw = np.array(raw)  # a copy, which is aligned
+            found[name] = torch.from_numpy(raw).view(dtype).reshape(shape)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(f"{path} is no safetensors file, or damaged: {error}", where=str(path)) from error
+    return found
+
+
+def _read_torch(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise FormatError(
+            f"{path} is no file of torch.save, or holds more than tensors and plain values, and making that would run "
+            "code of whoever wrote it",
+            where=str(path),
+        ) from error
+    except Exception as error:
+        raise FormatError(
+            f"{path} cannot be read: {type(error).__name__}: {str(error)[:300]}", where=str(path)
+        ) from error
+    for part in (None, *_PARTS):
+        model = state if part is None else state.get(part) if isinstance(state, dict) else None
+        if isinstance(model, dict) and model and all(isinstance(one, torch.Tensor) for one in model.values()):
+            return {str(name): tensor.detach() for name, tensor in model.items()}
+    raise ConfigError(
+        f"{path} holds no model: a dict of tensors by name, or one below {' or '.join(map(repr, _PARTS))}."
+    )
