@@ -38,6 +38,7 @@ _DEPTH = 64  # of nested state
 _INT64 = 1 << 63
 
 _CLASSES = "torch.distributed.checkpoint.metadata"
+_OLDER = "torch.distributed._shard.sharded_tensor.metadata"  # where two of them lay before
 # Fields of each class whose instances are pickled as a dict of fields.
 _FIELDS: dict[str, frozenset[str]] = {
     "Metadata": frozenset({"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"}),
@@ -52,6 +53,8 @@ _ALLOWED: dict[tuple[str, str], str] = {
     **{(_CLASSES, name): name for name in _FIELDS if name != "_StorageInfo"},
     (_CLASSES, "TensorProperties"): "TensorProperties",
     (_CLASSES, "_MEM_FORMAT_ENCODING"): "_MEM_FORMAT_ENCODING",
+    (_OLDER, "TensorProperties"): "TensorProperties",
+    (_OLDER, "MEM_FORMAT_ENCODING"): "_MEM_FORMAT_ENCODING",
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): "_StorageInfo",
     ("torch", "Size"): "Size",
     ("torch.serialization", "_get_layout"): "_get_layout",

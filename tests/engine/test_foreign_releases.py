@@ -15,6 +15,7 @@ from resilio.engine.foreign_metadata import read_foreign_metadata
 from resilio.errors import FormatError
 
 CLASSES = "torch.distributed.checkpoint.metadata"
+SHARDED = "torch.distributed._shard.sharded_tensor.metadata"
 FILES = "torch.distributed.checkpoint.filesystem"
 
 
@@ -55,10 +56,17 @@ def path(name: str, module: str = "pathlib") -> Made:
     return Made(module, name, ("/", "data", "run"), new=False)
 
 
-def properties(dtype: torch.dtype = torch.float32, memory_format: int = 1, grad: bool = False) -> Made:
+def properties(dtype: torch.dtype = torch.float32, memory_format: int = 0, grad: bool = False) -> Made:
     layout = Made("torch.serialization", "_get_layout", ("torch.strided",), new=False)
     order = Made(CLASSES, "_MEM_FORMAT_ENCODING", (memory_format,), new=False)
     return Made(CLASSES, "TensorProperties", state=(dtype, layout, grad, order, False))
+
+
+def older_properties() -> Made:
+    """Before DCP had a class of its own for them."""
+    layout = Made("torch.serialization", "_get_layout", ("torch.strided",), new=False)
+    order = Made(SHARDED, "MEM_FORMAT_ENCODING", (0,), new=False)
+    return Made(SHARDED, "TensorProperties", state=(torch.float32, layout, False, order, False))
 
 
 def metadata(
@@ -107,7 +115,8 @@ FIXTURES: dict[str, bytes] = {
     "Python 3.13: pathlib has another name": metadata(
         storage_meta=meta(checkpoint_id=path("PosixPath", "pathlib._local"))
     ),
-    "channels_last": metadata(properties=properties(memory_format=2)),
+    "before 2.4: properties of another class": metadata(properties=older_properties()),
+    "channels_last": metadata(properties=properties(memory_format=1)),
     "a Parameter": metadata(properties=properties(grad=True)),
     "bfloat16": metadata(properties=properties(torch.bfloat16)),
     "float8": metadata(properties=properties(torch.float8_e4m3fn)),
