@@ -451,3 +451,17 @@ def test_an_item_that_would_swell_is_refused(tmp_path):
     rewrite(tmp_path, lambda metadata: metadata.storage_data.update({MetadataIndex("extra"): info}))
     with pytest.raises(IntegrityError, match=r"'extra'.*compressed"):
         read(tmp_path, strict=False)
+
+
+def test_a_type_that_the_user_calls_safe_is_taken_and_no_other_with_it(tmp_path, marker):
+    write(tmp_path, extra={"where": Path("x/y"), "fine": 1})
+    with pytest.raises(RestoreError, match=r"'extra.where'.*Path"):
+        resilio.restore(tmp_path, {"model": Small(9), "extra": {}})
+    found: dict[str, Any] = {}
+    with torch.serialization.safe_globals([type(Path())]):
+        resilio.restore(tmp_path, {"model": Small(9), "extra": found})
+        assert found == {"where": Path("x/y"), "fine": 1}
+        write(tmp_path / "other", extra={"where": Runs(marker)})
+        with pytest.raises(RestoreError, match=r"'extra.where'.*system"):
+            resilio.restore(tmp_path / "other", {"model": Small(9), "extra": {}})
+    assert not marker.exists()

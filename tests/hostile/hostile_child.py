@@ -105,18 +105,14 @@ def managed(url: str) -> Callable[[dict[str, Any]], Any]:
 def read(variant: Variant, root: Path) -> dict[str, str]:
     url = str(root)
     found = {"restore": attempt(lambda live: resilio.restore(url, live))}
+    commands = [("ls", url), ("show", url), ("show", url, "--tensors"), ("verify", url)]
     if variant.store is Run:
         found["manager"] = attempt(managed(url))
         found["restore 2"] = attempt(lambda live: resilio.restore(url, live, 2))
-        for args in (
-            ("ls", url),
-            ("ls", url, "--json"),
-            ("show", url, "2"),
-            ("show", url, "2", "--tensors"),
-            ("verify", url, "2"),
-            ("verify", url),
-        ):
-            found[" ".join(args[:1] + tuple(a for a in args[1:] if a != url))] = command(*args)
+        commands = [("ls", url, "--json"), ("show", url, "2"), ("show", url, "2", "--tensors"), ("verify", url, "2")]
+        commands += [("ls", url), ("verify", url)]
+    for args in commands:
+        found[" ".join(one for one in args if one != url)] = command(*args)
     return found
 
 
