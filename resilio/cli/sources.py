@@ -6,9 +6,9 @@ import json
 import pickle
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 
 from ..errors import ConfigError, FormatError
 from .safetensors_file import DTYPES
@@ -17,11 +17,11 @@ __all__ = ["module_of", "read_source"]
 
 _HEADER_LIMIT = 100_000_000  # bytes; the library reads no larger one
 _INDEX = "model.safetensors.index.json"
-_BY_NAME = {name: getattr(torch, dtype) for dtype, name in DTYPES.items()}
+_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 _PARTS = ("model", "state_dict")
 
 
-def read_source(path: Path) -> dict[str, torch.Tensor]:
+def read_source(path: Path) -> dict[str, Any]:
     """The tensors in a safetensors file, a folder of them, or a file of torch.save.
 
     Raises:
@@ -29,7 +29,7 @@ def read_source(path: Path) -> dict[str, torch.Tensor]:
         ConfigError: it holds no model.
     """
     if path.is_dir():
-        found: dict[str, torch.Tensor] = {}
+        found: dict[str, Any] = {}
         for file in _files(path):
             for name, tensor in _read_safetensors(file).items():
                 if name in found:
@@ -42,12 +42,14 @@ def read_source(path: Path) -> dict[str, torch.Tensor]:
     return _read_safetensors(path) if head[8:9] == b"{" else _read_torch(path)
 
 
-def module_of(tensors: dict[str, torch.Tensor]) -> torch.nn.Module:
+def module_of(tensors: dict[str, Any]) -> Any:
     """A module whose state is `tensors`, by name; it can do nothing.
 
     Raises:
         ConfigError: a name is no place in a module.
     """
+    import torch
+
     root = torch.nn.Module()
     for name, tensor in tensors.items():
         *path, last = name.split(".")
@@ -80,7 +82,9 @@ def _files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    import torch
+
     try:
         size_bytes = path.stat().st_size
         with path.open("rb") as file:
@@ -93,7 +97,7 @@ def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
         # Copy on write: torch wants memory that can be written, and the file stays as it is.
         data = np.memmap(path, np.uint8, "c") if size_bytes else np.empty(0, np.uint8)
         for name, entry in header.items():
-            dtype, (begin, end) = _BY_NAME[entry["dtype"]], entry["data_offsets"]
+            dtype, (begin, end) = getattr(torch, _DTYPES[entry["dtype"]]), entry["data_offsets"]
             shape = entry["shape"]
             if type(shape) is not list or any(type(n) is not int for n in (*shape, begin, end)):
                 raise ValueError(f"the shape or the place of {name!r} are no numbers")
@@ -110,7 +114,9 @@ def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def _read_torch(path: Path) -> dict[str, torch.Tensor]:
+def _read_torch(path: Path) -> dict[str, Any]:
+    import torch
+
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

@@ -26,7 +26,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, to
     model = torch.nn.Sequential(torch.nn.Embedding(40, 30), torch.nn.Linear(30, 40, bias=False), torch.nn.Linear(3, 3))
     model[1].weight = model[0].weight = torch.nn.Parameter(torch.randn(40, 30))
     model[2].to(torch.bfloat16)
-    model.register_buffer("f8", torch.arange(-8, 8).to(torch.float8_e4m3fn))
+    model.register_buffer("f8", torch.arange(-8, 7).to(torch.float8_e4m3fn))
     model.register_buffer("none", torch.zeros(0, 4, dtype=torch.bool))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.25)
     sum(p.float().square().sum() for p in model.parameters()).backward()
@@ -56,6 +56,18 @@ def test_a_model_is_loaded_by_safetensors_bit_for_bit(resilio: Any, trained: Any
     assert got.keys() == model.keys()  # tied ones under each of their names
     assert all(same(got[name], model[name]) for name in model)
     assert sorted(path.name for path in to.parent.iterdir()) == ["out"]  # nothing half-written stays
+
+
+def test_each_tensor_is_aligned_to_its_items(resilio: Any, trained: Any, tmp_path: Path) -> None:
+    to = tmp_path / "x.safetensors"
+    assert resilio("export", trained[0], "--to", str(to))[0] == 0
+    raw = to.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    del header["__metadata__"]
+    sizes = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "BOOL": 1, "U8": 1}
+    assert {entry["dtype"] for entry in header.values()} <= sizes.keys()
+    assert all((8 + length + one["data_offsets"][0]) % sizes[one["dtype"]] == 0 for one in header.values())
 
 
 def test_shards_are_small_and_the_index_names_each_tensor_once(resilio: Any, trained: Any, tmp_path: Path) -> None:
