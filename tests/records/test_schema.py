@@ -9,7 +9,7 @@ import pytest
 import xxhash
 from records.fake_store import forged
 
-from resilio.errors import FormatError, NewerFormatError
+from resilio.errors import ConfigError, FormatError, NewerFormatError
 from resilio.records import schema
 from resilio.records.digests import digest_of
 
@@ -106,3 +106,14 @@ def test_what_a_parent_has_the_digest_of_has_no_check():
     part = schema.ManifestPart(format=1, rank=0, objects=[], tensors={}, values={})
     assert schema.encode(part) == msgspec.json.encode(part)
     assert schema.decode(msgspec.json.encode(part), schema.ManifestPart, "the part") == part
+
+
+def test_what_would_take_more_memory_than_a_reader_grants_is_refused_when_saved_and_when_read(monkeypatch) -> None:
+    part = schema.ManifestPart(format=1, rank=0, objects=[], tensors={}, values={"x": [[]] * 100})
+    data = schema.encode(part)
+    assert schema.decode(data, schema.ManifestPart, "here") == part
+    monkeypatch.setattr(schema, "_PARTS_LIMIT", 150)
+    with pytest.raises(ConfigError, match=r"2\d\d parts could not be read again"):
+        schema.encode(part)
+    with pytest.raises(FormatError, match=r"here: 2\d\d parts are too many for a ManifestPart"):
+        schema.decode(data, schema.ManifestPart, "here")
