@@ -15,11 +15,10 @@ from ..records.catalog import Catalog, discover
 from ..records.run import read_run
 from ..storage.base import Storage
 from ..types import CheckpointInfo, CheckpointRef
-from .plain import PlainFolder, folders, open_one
-from .plain import choose as choose_plain
 
 if TYPE_CHECKING:
     from ..records.tensors import Reads
+    from .plain import PlainFolder
 
 __all__ = ["catalog_of", "catalog_or_plain", "choose", "exact", "keep_policy", "named", "reading", "save_policy"]
 
@@ -63,10 +62,11 @@ def reading(
             reader = TensorReader(storage, load_manifest(storage, catalog.read(ref)))
             yield reader, {"url": storage.url, **named(ref)}, catalog.info(ref)
             return
+        from . import plain
         from .plain_reader import PlainReader
 
-        one = choose_plain(storage, found, which)
-        below, checkpoint = open_one(storage, one)
+        one = plain.choose(storage, found, which)
+        below, checkpoint = plain.open_one(storage, one)
         try:
             said = {"url": storage.url, "name": one.name or ".", "step": one.step, "generation": None}
             yield PlainReader(below, checkpoint, wanted), said, None
@@ -82,6 +82,8 @@ def catalog_or_plain(storage: Storage) -> tuple[Catalog | None, list[PlainFolder
     try:
         return catalog_of(storage), []
     except NoCheckpointError:
+        from .plain import folders
+
         found = folders(storage)
         if not found:
             raise

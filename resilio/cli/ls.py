@@ -16,11 +16,13 @@ def ls(url: Url, as_json: Json = False, debug: Debug = False) -> int:
     Exit codes: 0 all can be read; 1 a commit record cannot; 4 nothing there.
     """
     from ..hooks import open_storage
-    from . import look, output, pages, plain_pages
+    from . import look, output, pages
 
     with open_storage(url) as storage:
         catalog, found = look.catalog_or_plain(storage)
         if catalog is None:
+            from . import plain_pages
+
             return plain_pages.ls(storage, found, as_json=as_json)
         infos, damaged = catalog.checkpoints()
     infos.sort(key=lambda info: info.ref, reverse=True)

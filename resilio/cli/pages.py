@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..records import keys
-from ..records.manifest import LoadedManifest
-from ..records.sampling import Coverage
-from ..records.verify import Verification
 from ..types import CheckpointInfo, CheckpointRef, Damage
 from .output import ago, clean, iso, size
 from .tables import Table
+
+if TYPE_CHECKING:
+    from ..records.manifest import LoadedManifest
+    from ..records.sampling import Coverage
+    from ..records.verify import Verification
 
 __all__ = [
     "counts",

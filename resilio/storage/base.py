@@ -6,6 +6,7 @@ promises below are tests in `resilio.testing.StorageContract`: a storage that pa
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -29,6 +30,7 @@ __all__ = [
 Buffer = bytes | bytearray | memoryview
 
 _KEY_LIMIT = 1024  # bytes; the limit of S3
+_ILLEGAL = re.compile(r"[\x00-\x1f\\]")
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ def check_key(key: str) -> str:
         not key
         or len(key.encode("utf-8", "surrogatepass")) > _KEY_LIMIT
         or any(part in ("", ".", "..") for part in parts)
-        or any(ord(char) < 32 or char == "\\" for char in key)
+        or _ILLEGAL.search(key) is not None
     )
     if bad:
         raise ConfigError(

@@ -316,11 +316,12 @@ class LocalStorage(Storage):
     def _path(self, key: str, *, temporary: bool = False, anything: bool = False) -> Path:
         """Where `key` lies. `temporary`: it may be a temporary file's; `anything`: a link or a pipe may lie there."""
         check_key(key)
-        path, parts = Path(self.root), key.split("/")
+        # As text: to make a `Path` of each step takes longer than to look at it.
+        path, parts = self.root, key.split("/")
         with self._errors("look at", key):
             for depth, part in enumerate(parts, 1):
-                path = path / part
-                if is_temp(path.name) and not temporary:
+                path = os.path.join(path, part)  # noqa: PTH118
+                if is_temp(part) and not temporary:
                     raise ConfigError(
                         f"{self.url}: {key!r} is no key here: such names are our temporary files", key=key
                     )
@@ -340,7 +341,7 @@ class LocalStorage(Storage):
                     key=key,
                     url=self.url,
                 )
-        return path
+        return Path(path)
 
     @contextmanager
     def _errors(self, doing: str, key: str) -> Iterator[None]:
@@ -398,9 +399,9 @@ def open_local(url: str) -> LocalStorage:
     return LocalStorage(path)
 
 
-def _mode(path: Path) -> int | None:
+def _mode(path: str | Path) -> int | None:
     try:
-        return path.lstat().st_mode
+        return os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return None
 
