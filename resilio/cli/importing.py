@@ -51,11 +51,12 @@ def import_(
     if not path.exists():
         raise NoCheckpointError(f"{path} is not there.")
     with open_storage(to) as storage:
+        taken = ConfigError(
+            f"{storage.url} has checkpoints already. Choose another --to; or begin anew over them with --fresh: "
+            "they stay, off the lineage."
+        )
         if discover(storage).commits and not fresh:
-            raise ConfigError(
-                f"{storage.url} has checkpoints already. Choose another --to; or begin anew over them with --fresh: "
-                "they stay, off the lineage."
-            )
+            raise taken
     tensors: dict[str, Any] = {}
     for name, tensor in read_source(path).items():
         new = name.removeprefix(strip_prefix)
@@ -64,8 +65,8 @@ def import_(
         tensors[new] = tensor
     state = TrainingState(model=module_of(tensors), rng=False)
     with CheckpointManager(to, state, mode="sync", fresh=fresh) as ckpt:
-        if not fresh:
-            ckpt.restore()
+        if not fresh and ckpt.restore().found is not None:  # made meanwhile; what was read is not in `state` any more
+            raise taken
         ref = ckpt.save(step).result()
     size_bytes = sum(tensor.nbytes for tensor in tensors.values())
     if as_json:

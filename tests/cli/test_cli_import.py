@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import resilio as lib
+from resilio.records import catalog
 
 
 class Net(torch.nn.Module):
@@ -76,6 +77,20 @@ def test_a_run_with_checkpoints_is_refused_unless_asked_for(resilio: Any, tmp_pa
     assert restored(tmp_path / "run")["seen"] == 1
     assert resilio(*args, "--fresh")[0] == 0
     assert restored(tmp_path / "run")["seen"] == 2
+
+
+def test_a_run_that_was_begun_while_the_source_was_read_is_not_imported_into_its_own_state(
+    resilio: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "source", Net(1), "file")
+    args = ("import", str(source), "--to", str(tmp_path / "run"))
+    assert resilio(*args)[0] == 0
+    write(source, Net(2), "file")
+    monkeypatch.setattr(catalog, "discover", catalog.Catalog)  # the first look finds nothing yet
+    code, _, err = resilio(*args, "--step", "5")
+    assert code == 2 and "has checkpoints already" in err
+    monkeypatch.undo()
+    assert [one.name for one in sorted((tmp_path / "run/commits").iterdir())] == ["000000000-g000001.json"]
 
 
 class Runs:
