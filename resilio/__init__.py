@@ -1,8 +1,9 @@
 """Checkpoints that are proven: full training state, any storage, any number of ranks.
 
 The names below are the public API, together with `resilio.errors`, `resilio.events`, `resilio.types`,
-`resilio.policies`, `resilio.storage`, `resilio.testing` and `resilio.failpoints`. They are resolved when first used:
-importing `resilio` imports neither torch nor a storage client, so the command and cheap tools answer at once.
+`resilio.policies`, `resilio.storage`, `resilio.safe_types`, `resilio.testing` and `resilio.failpoints`. They are
+resolved when first used: importing `resilio` imports neither torch nor a storage client, so the command and cheap tools
+answer at once.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import errors as errors
     from . import events as events
+    from . import safe_types as safe_types
     from .hooks import hookimpl as hookimpl
     from .hooks import open_storage as open_storage
     from .manager import CheckpointManager as CheckpointManager
@@ -51,6 +53,7 @@ __all__ = [
     "per_rank",
     "replicated",
     "restore",
+    "safe_types",
     "save_at",
     "save_every",
     "save_on_signal",

@@ -15,7 +15,8 @@
     │   └── UnknownSchemeError (ValueError)      no plugin offers this kind of URL
     ├── IntegrityError                           bytes are not the bytes that were saved
     ├── FormatError (ValueError)                 a record cannot be understood
-    │   └── NewerFormatError                     written by a newer resilio
+    │   ├── NewerFormatError                     written by a newer resilio
+    │   └── UnknownTypeError                     a value of a type that is not registered in this process
     ├── CaptureError (TypeError)                 a part of the live state cannot be saved exactly
     ├── RanksDisagreeError                       ranks hold different things where they must be equal
     ├── RanksLostError                           ranks did not come where all must meet: dead, or hung
@@ -60,6 +61,7 @@ __all__ = [
     "ThrottledError",
     "TransientError",
     "UnknownSchemeError",
+    "UnknownTypeError",
 ]
 
 
@@ -139,6 +141,10 @@ class FormatError(ResilioError, ValueError):
 
 class NewerFormatError(FormatError):
     """Written by a newer resilio than this one; upgrade to read it."""
+
+
+class UnknownTypeError(FormatError):
+    """A value of a type that is not in `resilio.safe_types` here; `type` is its name. The checkpoint is whole."""
 
 
 class CaptureError(ResilioError, TypeError):

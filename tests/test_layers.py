@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the bottom up. A room imports from the rows below its own; the bottom row's modules also from each other.
 LAYERS = (
-    ("errors", "types", "events", "clock", "failpoints", "registry"),
+    ("errors", "types", "events", "clock", "failpoints", "registry", "safe_types"),
     ("storage", "policies"),
     ("records",),
     ("ranks", "state"),
@@ -32,7 +32,7 @@ LAYERS = (
 )
 LAYER = {room: height for height, row in enumerate(LAYERS) for room in row}
 NO_TORCH = {*LAYERS[0], *LAYERS[1], *LAYERS[2], "hooks", "__init__", "cli", "__main__"}
-PUBLIC = {"errors", "events", "types", "testing", "policies", "failpoints", "storage"}
+PUBLIC = {"errors", "events", "types", "testing", "policies", "failpoints", "storage", "safe_types"}
 DCP, DCP_FILE = "torch.distributed.checkpoint", "resilio/engine/dcp.py"
 LINES_WANTED, LINES_MAX = 400, 420
 

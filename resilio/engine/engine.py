@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from ..errors import ResilioError, SaveError
+from ..errors import ResilioError, SaveError, UnknownTypeError
 from ..ranks import Ranks, portable
 from ..records.manifest import LoadedManifest
 from ..records.values import decode_value
-from ..state.flat import FlatState, Ref, SavedState, TensorSpec
+from ..state.flat import FlatState, Ref, SavedState, TensorSpec, Unread
 from ..storage.base import Storage
 from . import checking, dcp
 from .loading import Loader, as_dtype
@@ -210,7 +210,14 @@ def saved_state(manifest: LoadedManifest) -> SavedState:
             key: TensorSpec(as_dtype(tensor.dtype), tensor.shape, tensor.order)
             for key, tensor in manifest.tensors.items()
         },
-        values={key: decode_value(value, key) for key, value in manifest.values.items()},
+        values={key: _value(value, key) for key, value in manifest.values.items()},
         ties=dict(manifest.ties),
         tree=decode_value(manifest.tree, "tree", ref_type=Ref),
     )
+
+
+def _value(data: Any, key: str) -> Any:
+    try:
+        return decode_value(data, key)
+    except UnknownTypeError as error:  # whoever leaves it out can do without
+        return Unread(error)

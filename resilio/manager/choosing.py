@@ -19,6 +19,7 @@ from ..errors import (
     StorageError,
     ThrottledError,
     TransientError,
+    UnknownTypeError,
 )
 from ..records.catalog import Catalog, discover
 from ..records.holds import Lease, lease
@@ -218,9 +219,9 @@ class Picker:
 def is_damage(error: BaseException) -> bool:
     """Whether `error` says that a checkpoint is damaged, so that an older one may take its place.
 
-    Not so a fault of the way to the store, a record of a newer resilio, or state that does not fit.
+    Not so a fault of the way to the store, a record of a newer resilio, an unknown type, or state that does not fit.
     """
-    if isinstance(error, (*_PASSING, NewerFormatError)):
+    if isinstance(error, (*_PASSING, NewerFormatError, UnknownTypeError)):
         return False
     return isinstance(error, (IntegrityError, FormatError, StorageError))
 

@@ -19,12 +19,14 @@ tag             value                                       stands for
 ``$npscalar``   {"dtype", "data": base64}                   numpy scalar
 ``$dtype``      text                                        torch.dtype
 ``$size``       list                                        torch.Size
+``$type``       [name, value]                               a type of `resilio.safe_types`, by the name it has there
 ``$ref``        flat key                                    a leaf of a tree; only where the caller asks for it
 ==============  ==========================================  =====================================================
 
-Types are matched exactly: a subclass (an enum, a defaultdict, a namedtuple) would come back as something else and is
-refused. Two values are equal if their `canonical_bytes` are: types and bits count, the order of a plain dict does not
-(as in Python), that of an OrderedDict does. Stored JSON keeps the order of dicts all the same, so that it comes back.
+Types are matched exactly: a subclass (an enum, a namedtuple) would come back as something else and is refused unless it
+is registered. Two values are equal if their `canonical_bytes` are: types and bits count, the order of a plain dict does
+not (as in Python), that of an OrderedDict does. Stored JSON keeps the order of dicts all the same, so that it comes
+back.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ from typing import Any
 
 import msgspec
 
-from ..errors import CaptureError, FormatError
+from .. import safe_types
+from ..errors import CaptureError, FormatError, UnknownTypeError
 
 __all__ = ["DEPTH_LIMIT", "canonical_bytes", "decode_metrics", "decode_value", "encode_metrics", "encode_value"]
 
@@ -76,6 +79,7 @@ def decode_value(data: Any, where: str, ref_type: type | None = None) -> Any:
 
     Raises:
         FormatError: malformed, of an unknown tag, or nested too deep.
+        UnknownTypeError: of a type that is not registered in `resilio.safe_types`.
     """
     try:
         return _Decoder(ref_type).decode(data, where, 0)
@@ -149,6 +153,9 @@ class _Encoder:
             return {"$dtype": str(x).removeprefix("torch.")}
         if kind.__module__ == "torch" and kind.__qualname__ == "Size":
             return {"$size": [int(n) for n in x]}
+        safe = safe_types.find(kind)
+        if safe is not None:
+            return {"$type": [safe.name, self.encode(_plain(safe, x, where), where, depth + 1)]}
         return self._numpy(x, kind, where)
 
     def _items(self, x: Iterable[Any], where: str, depth: int) -> list[Any]:
@@ -180,7 +187,8 @@ class _Encoder:
             return {"$npscalar": {**head, "data": _base64(raw)}}
         raise CaptureError(
             f"{where}: a value of type {kind.__module__}.{kind.__qualname__} cannot be saved exactly without pickle; "
-            "leave it out, or hold it as plain Python values, numpy arrays or tensors",
+            "leave it out, hold it as plain Python values, numpy arrays or tensors, or register the type with "
+            "resilio.safe_types.register",
             where=where,
             type=f"{kind.__module__}.{kind.__qualname__}",
         )
@@ -204,6 +212,7 @@ class _Decoder:
             "$npscalar": lambda x, where, depth: _from_numpy(x, [])[()],
             "$dtype": _from_dtype,
             "$size": lambda x, where, depth: _torch(where).Size([_dim(n) for n in _expect(x, list)]),
+            "$type": self._typed,
         }
         if ref_type is not None:
             self._tags["$ref"] = lambda x, where, depth: ref_type(self._once(_expect(x, str), where))
@@ -247,6 +256,32 @@ class _Decoder:
     def _complex(self, x: Any, where: str, depth: int) -> complex:
         real, imag = self._items(x, where, depth)
         return complex(_expect(real, float), _expect(imag, float))
+
+    def _typed(self, x: Any, where: str, depth: int) -> Any:
+        name, data = _expect(x, list)
+        safe = safe_types.named(_expect(name, str))
+        if safe is None:
+            raise UnknownTypeError(
+                f"{where} is of the type {name[:200]!r}, which is not registered here, and nothing is imported because "
+                "a checkpoint says so. Register it with resilio.safe_types.register before, or leave it out",
+                where=where,
+                type=name[:200],
+            )
+        value = self.decode(data, where, depth + 1)
+        try:
+            made = safe.decode(value)
+        except Exception as error:
+            raise FormatError(f"{where} is no {name}: {str(error)[:300]}", where=where) from error
+        if safe.cls is not None and type(made) is not safe.cls:
+            raise FormatError(f"{where}: what is registered as {name} made a {type(made).__name__}", where=where)
+        return made
+
+
+def _plain(safe: safe_types.SafeType, x: Any, where: str) -> Any:
+    try:
+        return safe.encode(x)
+    except Exception as error:
+        raise CaptureError(f"{where}: a {safe.name} cannot be saved: {str(error)[:300]}", where=where) from error
 
 
 def _spread(items: list[Any]) -> list[Any]:
@@ -324,7 +359,7 @@ def _from_numpy(x: Any, shape: Any) -> Any:
 
 def _from_dtype(x: Any, where: str, depth: int) -> Any:
     torch = _torch(where)
-    found = getattr(torch, _expect(x, str), None)
+    found = vars(torch).get(_expect(x, str))  # getattr would import some of torch's modules by their names
     if type(found) is not torch.dtype:
         raise FormatError(f"{where}: this torch has no dtype {x[:40]!r}", where=where)
     return found

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import torch
 
+from ..errors import ResilioError
+
 __all__ = ["FlatState", "Kind", "Outcome", "Ref", "SavedState", "TensorSpec", "rank_prefix"]
 
 Path = tuple[str | int, ...]
@@ -72,6 +74,13 @@ class TensorSpec:
     order: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True)
+class Unread:
+    """Stands for a saved value that cannot be made here; that is an error only for who wants it."""
+
+    error: ResilioError
+
+
 @dataclass
 class SavedState:
     """What a checkpoint holds, without tensor data: merged from its manifest, the same on every rank.
@@ -80,7 +89,7 @@ class SavedState:
         step: optimizer steps completed.
         world: number of ranks that saved it.
         tensors: flat key -> spec, of all ranks (`rank.<r>.` keys included); tied keys are left out.
-        values: flat key -> decoded value.
+        values: flat key -> decoded value, or `Unread`.
         ties: flat key -> flat key that holds the bytes.
         tree: nested state with `Ref` leaves; each saving rank's own state stands under `tree["rank"]["<r>"]`.
     """

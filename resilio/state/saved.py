@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError, FormatError, MismatchError
-from .flat import Ref, SavedState, TensorSpec
+from .flat import Ref, SavedState, TensorSpec, Unread
 from .flat_shard import FlatShard
 from .tensors import allocate, local
 from .tree import build, refs
@@ -241,8 +241,14 @@ class SavedView:
         return None
 
     def take(self, tree: Any) -> None:
-        """Note that all leaves of `tree` are put somewhere."""
-        self.taken.update(refs(tree))
+        """Note that all leaves of `tree` are put somewhere.
+
+        Raises:
+            UnknownTypeError: one is a value that cannot be made here.
+        """
+        for key in refs(tree):
+            self._refuse_unread(key)
+            self.taken.add(key)
 
     def claim(self, tree: Any) -> None:
         """Note that all leaves of `tree` are accounted for."""
@@ -284,7 +290,13 @@ class SavedView:
         """The tensor (filled scratch) or a copy of the value of a saved key."""
         if self.spec(key) is not None:
             return self.scratch[self.source(key)]
+        self._refuse_unread(key)
         return copy.deepcopy(self.saved.values[key])
+
+    def _refuse_unread(self, key: str) -> None:
+        value = self.saved.values.get(key)
+        if isinstance(value, Unread):
+            raise value.error
 
     def value(self, node: Any) -> Any:
         """Nested state built from a node."""
