@@ -15,6 +15,7 @@ from ..errors import IntegrityError, ResilioError, RestoreError
 from ..ranks import Ranks, portable, raise_first
 from ..records.fingerprints import Lanes, combine
 from ..records.manifest import LoadedManifest
+from ..records.problems import joined
 from ..state.fingerprint import fp1
 from ..state.flat_shard import FlatShard
 from . import dcp
@@ -67,7 +68,8 @@ def compare(
         ranks: who takes part.
 
     Raises:
-        IntegrityError: a tensor is not what was saved, or not the same on two ranks; names it. On all ranks.
+        IntegrityError: tensors are not what was saved, or not the same on two ranks; `problems` names each. On all
+            ranks.
         RestoreError: the ranks' parts do not make up the whole, so nothing can be said.
 
     Ranks: all; collective.
@@ -81,14 +83,19 @@ def compare(
     told = ranks.gather((error, mine), "comparing fingerprints")
     raise_first([one[0] for one in told], "comparing fingerprints")
     # From here on all ranks know the same, and come to the same end.
+    problems: list[ResilioError] = []
     for key in sorted({key for _, pieces in told for key in pieces}):
         seen: dict[tuple[int, ...], tuple[int, int, Lanes]] = {}
         for rank, (_, pieces) in enumerate(told):
             for offsets, count, lanes in pieces.get(key, ()):
                 first, *others = seen.setdefault(offsets, (rank, count, lanes))
                 if others != [count, lanes]:
+                    # By digests both have read what was saved: a fault of a host sooner than of the checkpoint.
                     raise IntegrityError(
-                        f"{key!r} was read as one thing by rank {first} and as another by rank {rank}", tensor=key
+                        f"{key!r} was read as one thing by rank {first} and as another by rank {rank}",
+                        where=key,
+                        tensor=key,
+                        ranks_differ=True,
                     )
         shape = manifest.tensors[manifest.ties.get(key, key)].shape
         have = sum(count for _, count, _ in seen.values())
@@ -101,8 +108,12 @@ def compare(
         if found != expected[key]:
             like = sorted(name for name, lanes in expected.items() if lanes == found and any(found))
             holds = f"; it holds the values of {like[0]!r}" if like else ""
-            raise IntegrityError(
+            problem = IntegrityError(
                 f"{key!r} of step {manifest.step} is not what was saved: its fingerprint differs{holds}",
+                where=key,
                 tensor=key,
                 **({"values_of": like[0]} if like else {}),
             )
+            problems.append(problem)
+    if problems:
+        raise joined(problems, f"step {manifest.step}")

@@ -14,8 +14,9 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from ..errors import InternalError, RestoreError
-from ..ranks import Ranks, portable
+from ..errors import IntegrityError, InternalError, ResilioError, RestoreError, StorageError
+from ..ranks import Ranks, portable, raise_first
+from ..records.problems import PROBLEMS_MAX, joined
 from ..state.flat_shard import FlatShard
 from ..storage.base import Storage
 from . import dcp
@@ -105,13 +106,24 @@ class ParallelReader(StorageReader):
         """The reads that fill every item of `plan`, in the order of the bytes; each may run in any thread."""
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill every item, several reads at a time, and wait for the other ranks: DCP's collective comes next."""
+        """Fill every item, several reads at a time, and wait for the other ranks: DCP's collective comes next.
+
+        Damage does not end it: all that there is in what this plan reads is found, on all ranks, and raised at once.
+        """
         workers = max(1, self._storage.capabilities.concurrency)
         failure: BaseException | None = None
+        found: list[ResilioError] = []
+
+        def run(task: Callable[[], None]) -> None:
+            try:
+                task()
+            except IntegrityError as error:
+                found.append(error)
+
         try:
             with ThreadPoolExecutor(workers, thread_name_prefix="resilio-read") as pool:
                 try:
-                    for _ in pool.map(lambda task: task(), self.tasks(plan, planner)):
+                    for _ in pool.map(run, self.tasks(plan, planner)):
                         pass
                 except BaseException:
                     pool.shutdown(wait=True, cancel_futures=True)
@@ -120,10 +132,20 @@ class ParallelReader(StorageReader):
             failure = portable(error, RestoreError)
         except BaseException as error:  # noqa: BLE001  told to all ranks, which raise it together; a Ctrl-C as well
             failure = error
-        self._ranks.arrive(failure, RestoreError, what=dcp.READING)
+        if found and (failure is None or isinstance(failure, StorageError)):
+            failure = joined(found, self._storage.url, max(10, PROBLEMS_MAX // self._ranks.world))
+        self._ranks.arrive(failure, RestoreError, what=dcp.READING, judge=self._judge)
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _judge(self, errors: list[ResilioError | None], what: str) -> None:
+        """What all ranks raise: the problems of all of them, which say more than that one of them could not look."""
+        found = {rank: error for rank, error in enumerate(errors) if isinstance(error, IntegrityError)}
+        if found and all(error is None or isinstance(error, IntegrityError | StorageError) for error in errors):
+            error = joined([*found.values()], self._storage.url)
+            errors = [error if rank in found else None for rank in range(len(errors))]
+        raise_first(errors, what)
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """A reader is for one checkpoint; there is nothing to reset."""

@@ -19,8 +19,9 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from ..errors import IntegrityError, NotFoundError
 from ..ranks import Ranks
 from ..records.boxes import SPAN_LIMIT, Box, Span, split
-from ..records.digests import BLOCK_SIZE, DIGEST_SIZE, block_count, verify_blocks
+from ..records.digests import BLOCK_SIZE, DIGEST_SIZE, bad_blocks, block_count
 from ..records.manifest import LoadedManifest, PlacedPiece
+from ..records.problems import bad_blocks_of, joined
 from ..storage.base import Storage
 from . import dcp
 from .loading import ParallelReader, as_dtype
@@ -66,7 +67,7 @@ class CheckpointReader(ParallelReader):
     ) -> None:
         super().__init__(storage, ranks, progress)
         self._manifest = manifest
-        self._digests: dict[str, bytes] = {}
+        self._digests: dict[str, bytes | IntegrityError] = {}
         self._lock = threading.Lock()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -95,10 +96,9 @@ class CheckpointReader(ParallelReader):
             return []
         sizes = tuple(piece.piece.sizes)
         box = Box(sizes, tuple(item.storage_offsets), tuple(item.lengths), target.element_size())
-        where = f"{piece.key} (tensor {item.storage_index.fqn!r})"
-        return [self._read(piece, span, _narrow(target, span), where) for span in split(box)]
+        return [self._read(piece, span, _narrow(target, span), item.storage_index.fqn) for span in split(box)]
 
-    def _read(self, piece: PlacedPiece, span: Span, target: torch.Tensor, where: str) -> _Read:
+    def _read(self, piece: PlacedPiece, span: Span, target: torch.Tensor, name: str) -> _Read:
         in_place = span.box.one_run and target.is_contiguous() and target.device.type == "cpu"
         way = self._in_place if in_place else self._picked
         return _Read(
@@ -106,7 +106,7 @@ class CheckpointReader(ParallelReader):
             piece.piece.at + span.start,
             span.end - span.start,
             span.box.size_bytes,
-            partial(way, piece, span, target, where),
+            partial(way, piece, span, target, name),
         )
 
     def _fetch(self, batch: list[_Read]) -> None:
@@ -117,26 +117,32 @@ class CheckpointReader(ParallelReader):
             self._storage.read_into(key, [one for ranges, _ in prepared for one in ranges])
         except NotFoundError as error:  # the manifest says that it is there
             raise IntegrityError(f"{self._storage.url}: {key} is missing", where=key, missing=True) from error
+        failed: list[IntegrityError] = []
         for _, place in prepared:
-            place()
+            try:
+                place()
+            except IntegrityError as error:
+                failed.append(error)
+        if failed:
+            raise joined(failed, key)
         self._progress(sum(read.wanted_bytes for read in batch))
 
     def _picked(
-        self, piece: PlacedPiece, span: Span, target: torch.Tensor, where: str
+        self, piece: PlacedPiece, span: Span, target: torch.Tensor, name: str
     ) -> tuple[list[tuple[int, memoryview]], Callable[[], None]]:
         """Elements picked from a buffer by strides: the copy also changes the memory order and crosses devices."""
         box = span.box
         buffer = torch.empty(span.end - span.start, dtype=torch.uint8, device="cpu")
 
         def place() -> None:
-            self._check(piece, span.first_block, _bytes_of(buffer), where)
+            self._check(piece, span.first_block, _bytes_of(buffer), name)
             elements = buffer[: buffer.numel() // box.itemsize * box.itemsize].view(target.dtype)
             target.copy_(elements.as_strided(box.lengths, box.strides, (box.first - span.start) // box.itemsize))
 
         return [(piece.piece.at + span.start, _bytes_of(buffer))], place
 
     def _in_place(
-        self, piece: PlacedPiece, span: Span, target: torch.Tensor, where: str
+        self, piece: PlacedPiece, span: Span, target: torch.Tensor, name: str
     ) -> tuple[list[tuple[int, memoryview]], Callable[[], None]]:
         """Whole blocks straight into `target`; a partial one at either end through a buffer of its own."""
         at, live = piece.piece.at, _bytes_of(target)
@@ -154,25 +160,35 @@ class CheckpointReader(ParallelReader):
 
         def place() -> None:
             if len(body):
-                self._check(piece, body_start // BLOCK_SIZE, body, where)
+                self._check(piece, body_start // BLOCK_SIZE, body, name)
             for start, buffer in partials:
-                self._check(piece, start // BLOCK_SIZE, buffer, where)
+                self._check(piece, start // BLOCK_SIZE, buffer, name)
                 low, high = max(first, start), min(end, start + len(buffer))
                 live[low - first : high - first] = buffer[low - start : high - start]
 
         ranges = [(at + start, buffer) for start, buffer in partials]
         return ([*ranges, (at + body_start, body)] if len(body) else ranges), place
 
-    def _check(self, piece: PlacedPiece, first_block: int, data: memoryview, where: str) -> None:
+    def _check(self, piece: PlacedPiece, first_block: int, data: memoryview, name: str) -> None:
         start = DIGEST_SIZE * (piece.piece.block + first_block)
         expected = self._digests_of(piece)[start : start + DIGEST_SIZE * block_count(len(data))]
-        verify_blocks(data, expected, where, first_block)
+        bad = bad_blocks(data, expected)
+        if bad:
+            problem = bad_blocks_of(piece.key, name, piece.piece.at, [first_block + number for number in bad])
+            raise IntegrityError(str(problem), where=piece.key, problems=[problem])
 
     def _digests_of(self, piece: PlacedPiece) -> bytes:
         with self._lock:  # many reads share one digests object: fetched once, small beside the data
-            if piece.digests_key not in self._digests:
-                self._digests[piece.digests_key] = self._manifest.read_object(self._storage, piece.digests_key)
-            return self._digests[piece.digests_key]
+            key = piece.digests_key
+            if key not in self._digests:
+                try:
+                    self._digests[key] = self._manifest.read_object(self._storage, key)
+                except IntegrityError as error:  # for each of its pieces
+                    self._digests[key] = error
+            found = self._digests[key]
+        if isinstance(found, IntegrityError):
+            raise IntegrityError(str(found), **found.facts)
+        return found
 
 
 def _batches(reads: list[_Read]) -> Iterator[list[_Read]]:

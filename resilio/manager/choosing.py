@@ -25,6 +25,7 @@ from ..records.catalog import Catalog, discover
 from ..records.holds import Lease, lease
 from ..records.keys import METADATA, attempt_key
 from ..records.manifest import LoadedManifest, load_manifest
+from ..records.problems import joined
 from ..records.run import refuse_newer
 from ..records.unfinished import unfinished
 from ..storage.base import Storage
@@ -107,9 +108,18 @@ def open_checkpoint(catalog: Catalog, ref: CheckpointRef, clock: Clock) -> tuple
         ) from error
     try:
         manifest = load_manifest(storage, hold.commit)
-        manifest.check_objects(storage)
-        # Not needed here; but what damaged this one may have damaged others, and readers by plain DCP need it.
-        manifest.read_object(storage, attempt_key(manifest.attempt, METADATA))
+        problems: list[ResilioError] = []
+        for look in (
+            lambda: manifest.check_objects(storage),
+            # Not needed here; but what damaged this one may have damaged others, and readers by plain DCP need it.
+            lambda: manifest.read_object(storage, attempt_key(manifest.attempt, METADATA)),
+        ):
+            try:
+                look()
+            except IntegrityError as error:
+                problems.append(error)
+        if problems:
+            raise joined(problems, f"{storage.url}: {manifest.attempt}")
         return catalog.info_of(ref, hold.commit), manifest, hold
     except BaseException:
         hold.release()

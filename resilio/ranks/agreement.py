@@ -14,6 +14,8 @@ __all__ = ["Agreement", "portable"]
 
 _T = TypeVar("_T")
 
+Judge = Callable[[list[ResilioError | None], str], None]
+
 _SMALL = 1 << 20  # bytes; what is larger goes through a group, which passes it on in a tree
 
 
@@ -98,6 +100,7 @@ class Agreement:
         *,
         what: str,
         name: str | None = None,
+        judge: Judge | None = None,
     ) -> None:
         """Return if no rank has an error; else raise the same one on all ranks.
 
@@ -106,6 +109,8 @@ class Agreement:
             kind: what a foreign exception becomes.
             what: the ranks have been doing.
             name: of the meeting, see `Exchange.meet`.
+            judge: raises what all ranks are to raise, of the errors of all; None: `raise_first`. On rank 0, and not in
+                a world of one.
 
         Raises:
             ResilioError: the error of the lowest rank that has one, with `rank`, `ranks` (all that failed) and `phase`
@@ -119,7 +124,7 @@ class Agreement:
                 raise told from error
             return
         try:
-            self.exchange.meet(what, told, lambda errors: raise_first(errors, what), name=name)
+            self.exchange.meet(what, told, lambda errors: (judge or raise_first)(errors, what), name=name)
         except ResilioError as agreed:
             raise agreed from error
 

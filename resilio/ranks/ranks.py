@@ -9,7 +9,7 @@ from itertools import count
 import torch.distributed as dist
 
 from ..errors import RanksLostError, ResilioError
-from .agreement import Agreement
+from .agreement import Agreement, Judge
 from .exchange import Exchange, names
 from .groups import Groups, own_store
 
@@ -101,6 +101,7 @@ class Ranks(Agreement):
         what: str,
         name: str | None = None,
         via: Agreement | None = None,
+        judge: Judge | None = None,
     ) -> None:
         """Agree, right before a collective of somebody else's, that all ranks are there to take part in it.
 
@@ -110,11 +111,12 @@ class Ranks(Agreement):
             what: the ranks have been doing.
             name: of the meeting.
             via: the agreement of the thread; None: the main thread's.
+            judge: see `Agreement.agree`.
         """
         if error is not None and not isinstance(error, Exception):
             self.interrupt = error
         try:
-            (via or self).agree(error, kind, what=what, name=name)
+            (via or self).agree(error, kind, what=what, name=name, judge=judge)
         except BaseException as ended:
             if not isinstance(ended, Exception):
                 self.interrupt = ended

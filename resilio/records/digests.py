@@ -20,6 +20,7 @@ __all__ = [
     "DIGEST_SIZE",
     "Digester",
     "append_block_digests",
+    "bad_blocks",
     "block_count",
     "check_digest",
     "digest_of",
@@ -168,6 +169,28 @@ def verify_blocks(data: Buffer, expected: Buffer, where: str, first_block: int =
                 where=where,
                 block=block,
             )
+
+
+def bad_blocks(data: Buffer, expected: Buffer) -> list[int]:
+    """Which blocks of `data`, counted from its start, do not have their digest. Arguments are those of `verify_blocks`.
+
+    Raises:
+        IntegrityError: there are not as many digests as blocks.
+    """
+    view, digests = _bytes_of(data), _bytes_of(expected)
+    try:
+        verify_blocks(view, digests, "")  # all at once: damage is rare
+    except IntegrityError:
+        if len(digests) != DIGEST_SIZE * block_count(len(view)):
+            raise
+    else:
+        return []
+    blocks = (view[at : at + BLOCK_SIZE] for at in range(0, len(view), BLOCK_SIZE))
+    return [
+        number
+        for number, block in enumerate(blocks)
+        if _block_digest(block) != digests[number * DIGEST_SIZE : (number + 1) * DIGEST_SIZE]
+    ]
 
 
 def _block_digest(block: memoryview) -> bytes:

@@ -6,17 +6,19 @@ chain, names within the attempt's folder, indices and ranges in bounds, pieces t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from typing import Any
 
-from ..errors import FormatError, IntegrityError, NotFoundError
+from ..errors import FormatError, IntegrityError, NewerFormatError, NotFoundError, ResilioError
 from ..storage.base import Storage
 from ..types import CheckpointRef
 from . import keys, schema
 from .digests import DIGEST_SIZE, block_count, check_digest, digester_for
 from .fingerprints import Lanes, combine, from_text
+from .problems import joined
 from .tiling import tiling_problem
 
 __all__ = ["ITEMSIZE", "LoadedManifest", "PlacedPiece", "SavedTensor", "load_manifest"]
@@ -127,16 +129,11 @@ class LoadedManifest:
         """Pass if every object is there at its size. One listing; no data is read.
 
         Raises:
-            IntegrityError: one is missing or of another size.
+            IntegrityError: some are missing or of another size; `problems` has all of them.
         """
-        found = {info.key: info.size_bytes for info in storage.list(f"{self.attempt}/")}
-        for key, record in self.objects.items():
-            if key not in found:
-                raise IntegrityError(f"{storage.url}: {key} is missing", where=key, missing=True)
-            if found[key] != record.size_bytes:
-                raise IntegrityError(
-                    f"{storage.url}: {key} has {found[key]} bytes, saved were {record.size_bytes}", where=key
-                )
+        problems = _absent(storage, self.attempt, self.objects)
+        if problems:
+            raise joined(problems, f"{storage.url}: {self.attempt}")
 
 
 def load_manifest(storage: Storage, commit: schema.CommitRecord) -> LoadedManifest:
@@ -146,7 +143,8 @@ def load_manifest(storage: Storage, commit: schema.CommitRecord) -> LoadedManife
 
     Raises:
         IntegrityError: an object of the chain is missing, or its size or digest is not what its parent says. Attribute
-            `where` is its key, `missing` is True where it is not there.
+            `where` is its key, `missing` is True where it is not there. If parts are damaged `problems` lists all of
+            them, and which of the other parts' objects are missing or of another size.
         FormatError: a record cannot be understood or contradicts itself.
         NewerFormatError: written by a newer resilio.
     """
@@ -166,14 +164,23 @@ def load_manifest(storage: Storage, commit: schema.CommitRecord) -> LoadedManife
     view = _View(root.attempt)
     for record in root.objects:
         view.add_object(record, root_key)
+    problems: list[ResilioError] = []
     for ref in sorted(root.parts, key=lambda ref: ref.rank):
         if ref.name != keys.part_name(ref.rank):
             raise FormatError(f"{root_key}: the part of rank {ref.rank} is called {ref.name!r}", where=root_key)
         key = keys.object_key(root.attempt, ref.name, root_key)
-        part = schema.decode(_read(storage, key, ref.size_bytes, ref.digest), schema.ManifestPart, key)
-        if part.rank != ref.rank:
-            raise FormatError(f"{key} says it is the part of rank {part.rank}", where=key)
-        view.add_part(part, key)
+        try:
+            part = schema.decode(_read(storage, key, ref.size_bytes, ref.digest), schema.ManifestPart, key)
+            if part.rank != ref.rank:
+                raise FormatError(f"{key} says it is the part of rank {part.rank}", where=key)
+            view.add_part(part, key)
+        except NewerFormatError:
+            raise
+        except (IntegrityError, FormatError) as error:
+            problems.append(error)
+    if problems:
+        problems += _absent(storage, root.attempt, view.objects)
+        raise joined(problems, f"{storage.url}: {root.attempt}") from problems[0]
     return view.finish(commit, root, root_key)
 
 
@@ -280,6 +287,19 @@ def _check_piece(
     else:
         return
     raise FormatError(f"{where}: {problem}", where=where)
+
+
+def _absent(storage: Storage, attempt: str, objects: Mapping[str, schema.ObjectRecord]) -> list[ResilioError]:
+    """Of each of `objects` that is not there at its size, what is wrong. One listing."""
+    found = {info.key: info.size_bytes for info in storage.list(f"{attempt}/")}
+    problems: list[ResilioError] = []
+    for key, record in objects.items():
+        if key not in found:
+            problems.append(IntegrityError(f"{storage.url}: {key} is missing", where=key, missing=True))
+        elif found[key] != record.size_bytes:
+            told = f"{storage.url}: {key} has {found[key]} bytes, saved were {record.size_bytes}"
+            problems.append(IntegrityError(told, where=key))
+    return problems
 
 
 def _read(storage: Storage, key: str, size_bytes: int, digest: str) -> bytes:

@@ -13,8 +13,9 @@ from ..storage.base import Storage
 from ..types import CheckpointRef, Damage
 from . import keys
 from .commits import find_commit
-from .digests import BLOCK_SIZE, DIGEST_SIZE, block_count, digester_for, verify_blocks
+from .digests import BLOCK_SIZE, DIGEST_SIZE, bad_blocks, block_count, digester_for
 from .manifest import LoadedManifest, load_manifest
+from .problems import problems_of
 from .read_ahead import in_order, readers
 from .sampling import UNIT_LIMIT, Coverage, Sample, Unit, pieces_by_object, sample_units, units_of
 
@@ -93,15 +94,19 @@ def examine_checkpoint(
     except NotFoundError as error:
         raise NoCheckpointError(f"{storage.url}: there is no checkpoint of {ref}", ref=ref) from error
     except (IntegrityError, FormatError) as error:
-        # Errors of the chain name a key within the attempt, and perhaps the tensor behind it.
-        named = str(getattr(error, "where", "")).partition(":")[0]
-        damage = [Damage(named if keys.split_attempt_key(named) else where, str(error))]
+        damage = [Damage(_named(one.where) or where, one.what) for one in problems_of(error)]
         return Verification(damage, Coverage(level, 0, 0))
     chosen = sample_units(manifest, how, rng) if isinstance(how, Sample) else None
     verifier = _Verifier(storage, manifest, progress or (lambda done, total: None), chosen, level)
     damage = list(verifier.run())
     total = sum(placed.piece.size_bytes for tensor in manifest.tensors.values() for placed in tensor.pieces)
     return Verification(damage, Coverage(level, verifier.judged, total))
+
+
+def _named(where: str) -> str | None:
+    """The key that an error of the chain names, which may name the tensor behind it as well."""
+    key = where.partition(":")[0]
+    return key if keys.split_attempt_key(key) else None
 
 
 class _Verifier:
@@ -216,28 +221,11 @@ class _Verifier:
             known = self.digests.get(part.placed.digests_key)
             if known is not None:
                 chunk = buffer[part.start - unit.start :][: part.size_bytes]
-                blocks = _bad_blocks(chunk, known, part.placed.piece.block + part.block)
+                start = DIGEST_SIZE * (part.placed.piece.block + part.block)
+                blocks = bad_blocks(chunk, memoryview(known)[start:][: DIGEST_SIZE * block_count(len(chunk))])
                 if blocks:
                     yield part.name, part.placed.piece.at, [part.block + i for i in blocks]
 
     def _advance(self, size_bytes: int) -> None:
         self.done += size_bytes
         self.progress(self.done, self.total)
-
-
-def _bad_blocks(chunk: memoryview, digests: bytes, first: int) -> list[int]:
-    """Which blocks of `chunk`, counted from its start, do not have their digest; `first` is the first one's index."""
-    expected = memoryview(digests)[DIGEST_SIZE * first : DIGEST_SIZE * (first + block_count(len(chunk)))]
-    try:
-        verify_blocks(chunk, expected, "")  # the whole chunk at once: damage is rare
-    except IntegrityError:
-        pass
-    else:
-        return []
-    bad = []
-    for i in range(block_count(len(chunk))):
-        try:
-            verify_blocks(chunk[i * BLOCK_SIZE : (i + 1) * BLOCK_SIZE], expected[i * DIGEST_SIZE :][:DIGEST_SIZE], "")
-        except IntegrityError:
-            bad.append(i)
-    return bad
