@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .policies import keep_all as keep_all
     from .policies import keep_best as keep_best
     from .policies import keep_every as keep_every
+    from .policies import keep_healthy as keep_healthy
     from .policies import keep_last as keep_last
     from .policies import keep_within as keep_within
     from .policies import save_at as save_at
@@ -47,6 +48,7 @@ __all__ = [
     "keep_all",
     "keep_best",
     "keep_every",
+    "keep_healthy",
     "keep_last",
     "keep_within",
     "open_storage",
@@ -69,6 +71,7 @@ _HOME = {
     "keep_all": ".policies",
     "keep_best": ".policies",
     "keep_every": ".policies",
+    "keep_healthy": ".policies",
     "keep_last": ".policies",
     "keep_within": ".policies",
     "open_storage": ".hooks",

@@ -66,6 +66,7 @@ class Saved(Event):
         held_s: of these, how long rank 0's training loop was held: while state was copied or written, and while it
             waited for this save to end.
         reason: why it was saved.
+        non_finite: how many values make it unhealthy, see `CheckpointInfo`; alert where it is above 0.
     """
 
     ref: CheckpointRef
@@ -74,6 +75,7 @@ class Saved(Event):
     seconds: float
     held_s: float
     reason: str
+    non_finite: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,8 @@ class CheckpointInfo:
         on_lineage: False if a newer branch left it behind: never chosen by itself.
         size_bytes: total, where known.
         about: what plugins said of the save when it began: plugin -> name -> value.
+        non_finite: how many values make it unhealthy: NaN in any tensor, infinities in parameters that an optimizer
+            trains and in optimizer state; None where they were not counted.
     """
 
     ref: CheckpointRef
@@ -48,6 +50,12 @@ class CheckpointInfo:
     on_lineage: bool = True
     size_bytes: int | None = None
     about: dict[str, dict[str, Scalar]] = field(default_factory=dict)
+    non_finite: int | None = None
+
+    @property
+    def healthy(self) -> bool | None:
+        """Whether training can go on from its values; None where that is not known."""
+        return None if self.non_finite is None else self.non_finite == 0
 
     @property
     def step(self) -> int:
@@ -57,8 +65,9 @@ class CheckpointInfo:
     def __repr__(self) -> str:
         size = [] if self.size_bytes is None else [f"{self.size_bytes:,} bytes"]
         off = [] if self.on_lineage else ["off the lineage"]
+        bad = [f"not healthy: {self.non_finite:,} values not finite"] if self.non_finite else []
         metrics = [f"{name!r}: {value:.6g}" for name, value in self.metrics.items()]
-        return f"<CheckpointInfo {', '.join([str(self.ref), f'{self.world} rank(s)', *size, *off, *metrics])}>"
+        return f"<CheckpointInfo {', '.join([str(self.ref), f'{self.world} rank(s)', *size, *off, *bad, *metrics])}>"
 
 
 @dataclass(frozen=True)

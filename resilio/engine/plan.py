@@ -21,12 +21,12 @@ from torch.distributed.tensor import DTensor
 
 from .. import failpoints
 from ..errors import CaptureError, RanksDisagreeError, SaveError
+from ..records.health import trained_keys
 from ..records.manifest import ITEMSIZE
 from ..records.values import canonical_bytes, encode_value
 from ..state.flat import FlatState, Ref, rank_prefix
 from ..state.flat_shard import FlatShard
 from . import dcp
-from .trained import trained_keys
 
 __all__ = ["FAILED", "LocalPlan", "Planner", "local_tensor"]
 
@@ -74,6 +74,7 @@ class LocalPlan:
         ties: flat key -> twin.
         paths: flat key -> path, of all keys.
         trained: flat keys of the parameters that an optimizer owns.
+        finite: flat keys of the tensors that no infinity belongs in: these, and the optimizer's state.
     """
 
     items: list[WriteItem]
@@ -84,6 +85,7 @@ class LocalPlan:
     ties: dict[str, str]
     paths: dict[str, tuple[str | int, ...]]
     trained: frozenset[str] = frozenset()
+    finite: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, flat: FlatState, rank: int) -> LocalPlan:
@@ -127,7 +129,10 @@ class LocalPlan:
             paths={key: path for key, path in flat.paths.items() if key.startswith(own)},
         )
         part_tree = {**(tree if rank == 0 else {}), "rank": {str(rank): own_tree}}
-        return cls(items, evidence, specs, values, part_tree, dict(flat.ties), dict(flat.paths), trained_keys(flat))
+        trained = trained_keys(flat.values, flat.ties)
+        finite = trained | {key for key, kind in flat.kinds.items() if kind == "optimizer"}
+        ties, paths = dict(flat.ties), dict(flat.paths)
+        return cls(items, evidence, specs, values, part_tree, ties, paths, trained, finite)
 
 
 def memory_order(tensor: torch.Tensor) -> list[int] | None:

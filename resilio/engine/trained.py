@@ -10,11 +10,9 @@ import xxhash
 
 from ..records.fingerprints import ZERO, Lanes, combine, from_text
 from ..records.schema import TensorRecord
-from ..state.flat import FlatState
 
-__all__ = ["UNKNOWN", "Trained", "summary", "together", "trained_keys"]
+__all__ = ["UNKNOWN", "Trained", "summary", "together"]
 
-_PARAMS = re.compile(r"optimizer\.(.+\.)?param_groups\.\d+\.params")
 _LR = re.compile(r"optimizer\.(.+\.)?param_groups\.\d+\.lr")
 _COUNTER = re.compile(r"optimizer\.(.+\.)?state\..+\.step")
 
@@ -41,17 +39,6 @@ class Trained:
 
 
 UNKNOWN = Trained()
-
-
-def trained_keys(flat: FlatState) -> frozenset[str]:
-    """Flat keys of the parameters that an optimizer owns."""
-    keys = {
-        f"model.{name}"
-        for key, names in flat.values.items()
-        if _PARAMS.fullmatch(key) and isinstance(names, list)
-        for name in names
-    }
-    return frozenset(flat.ties.get(key, key) for key in keys)
 
 
 def summary(trained: frozenset[str], tensors: Mapping[str, TensorRecord], values: Mapping[str, object]) -> Trained:

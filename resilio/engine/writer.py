@@ -25,10 +25,11 @@ from ..records import keys
 from ..records.digests import DIGEST_SIZE, Digester, append_block_digests, digest_of
 from ..records.schema import FORMAT, ManifestPart, ObjectRecord, PartRef, Piece, TensorRecord, encode
 from ..storage.base import Storage, Writer
-from . import dcp
-from .fingerprints import PieceFingerprints
+from . import dcp, health, trained
+from .health import NOT_COUNTED, Health
+from .pieces import PieceFacts
 from .plan import LocalPlan
-from .trained import UNKNOWN, Trained, summary, together
+from .trained import UNKNOWN, Trained
 
 __all__ = ["AttemptWriter", "Root"]
 
@@ -47,6 +48,7 @@ class Root:
         sizes: name -> length in bytes of every object the ranks wrote.
         ties: flat key -> the flat key whose bytes it shares.
         trained: what it says of the progress of training.
+        health: what it says of values that are not finite.
     """
 
     metadata: bytes
@@ -54,6 +56,7 @@ class Root:
     sizes: dict[str, int]
     ties: dict[str, str]
     trained: Trained = UNKNOWN
+    health: Health = NOT_COUNTED
 
 
 class AttemptWriter(StorageWriter):
@@ -129,7 +132,7 @@ class AttemptWriter(StorageWriter):
             where: dict[MetadataIndex, Any] = {}
             parts: list[PartRef] = []
             sizes: dict[str, int] = {}
-            shares: list[Trained] = []
+            shares: list[tuple[Trained, Health]] = []
             for result in (one for of_rank in results for one in of_rank):
                 if result.index == _PART:
                     part, written, share = result.storage_data
@@ -140,7 +143,10 @@ class AttemptWriter(StorageWriter):
                     where[result.index] = result.storage_data
             failpoints.hit("save.before_metadata", self._rank)
             data = dcp.finish_metadata(metadata, where, self._local.ties, self._attempt)
-            self.root = Root(data, parts, sizes, self._local.ties, together(shares))
+            progress, condition = zip(*shares, strict=True)
+            self.root = Root(
+                data, parts, sizes, self._local.ties, trained.together(progress), health.together(condition)
+            )
         except Exception as error:
             raise portable(error, SaveError) from error
 
@@ -161,7 +167,8 @@ class AttemptWriter(StorageWriter):
         torch.serialization.set_crc32_options(False)
         try:
             key = keys.attempt_key(self._attempt, name)
-            with self._storage.writer(key, size_hint=_size_hint(plan)) as sink, PieceFingerprints() as fingerprints:
+            facts = PieceFacts(fingerprints=self._fingerprints)
+            with self._storage.writer(key, size_hint=_size_hint(plan)) as sink, facts:
                 data.sink = sink
                 for item in plan.items:
                     start = data.tell()
@@ -169,8 +176,7 @@ class AttemptWriter(StorageWriter):
                     if isinstance(resolved, torch.Tensor):
                         plain = row_major(resolved)
                         piece = self._note(tensors, item)
-                        if self._fingerprints:
-                            fingerprints.begin(piece, plain)
+                        facts.begin(piece, plain)
                         piece.at, piece.size_bytes, piece.block = data.write_tensor(plain)
                     else:
                         data.write(resolved.getbuffer())
@@ -190,12 +196,16 @@ class AttemptWriter(StorageWriter):
             tensors=tensors,
             values={key: value for key, value in self._local.values.items() if key in written_values},
             tree=self._local.tree,
+            counted=True,
         )
         of_part = self._put(keys.part_name(self._rank), encode(part))
         failpoints.hit("save.part_written", self._rank)
         ref = PartRef(rank=self._rank, name=of_part.name, size_bytes=of_part.size_bytes, digest=of_part.digest)
         sizes = {one.name: one.size_bytes for one in [*objects, of_part]}
-        share = summary(self._local.trained, tensors, self._local.values)
+        share = (
+            trained.summary(self._local.trained, tensors, self._local.values),
+            health.summary(self._local.finite, tensors),
+        )
         return [*results, WriteResult(_PART, of_part.size_bytes, (ref, sizes, share))]
 
     def _put(self, name: str, data: bytes) -> ObjectRecord:

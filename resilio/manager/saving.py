@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from .. import failpoints
 from ..clock import Clock
 from ..engine import Root
+from ..engine.health import Health
 from ..engine.trained import Trained
 from ..errors import (
     AccessDeniedError,
@@ -153,6 +154,16 @@ class Committer:
             )
         self._trained = step, trained
 
+    def note_health(self, step: int, health: Health) -> None:
+        """A checkpoint was made: warn if training cannot go on from its values."""
+        if health.non_finite:
+            _log.warning(
+                "the checkpoint of step %d is NOT HEALTHY: %d value(s) that training goes on from are not finite: %s. "
+                "It is kept like any other, and the newest healthy one lives beside it. To go back to that: "
+                'restore("healthy"); to keep more of those: keep=keep_healthy(2) | …',
+                *(step, health.non_finite, health),
+            )
+
     def let_go(self) -> None:
         """Hold what was restored from no more."""
         if self._picker is not None:
@@ -238,6 +249,7 @@ class SaveJob:
     began_s: float
     held: Held
     size_bytes: int = 0
+    non_finite: int | None = None
     told: bool = False  # plugins know how it ended
 
     @property
@@ -291,8 +303,11 @@ class SaveJob:
             reasons=[self.reason],
             versions=_versions(),
             about=self.about,
+            non_finite=root.health.non_finite,
         )
+        self.non_finite = root.health.non_finite
         self.owner.note_trained(self.step, root.trained)
+        self.owner.note_health(self.step, root.health)
         _log.info(
             "saved step=%d generation=%d world=%d seconds=%.3f size_bytes=%d reason=%r",
             *(self.step, self.ref.generation, self.world, self.owner.clock.monotonic_s() - self.began_s),
@@ -334,6 +349,7 @@ class SaveJob:
             seconds=self.owner.clock.monotonic_s() - self.began_s,
             held_s=self.held.seconds,
             reason=self.reason,
+            non_finite=self.non_finite,
         )
         self.sweep()
 

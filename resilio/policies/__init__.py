@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from .keep import KeepDecision, KeepPolicy, decide, keep_all, keep_best, keep_every, keep_last, keep_within
+from .keep import (
+    KeepDecision,
+    KeepPolicy,
+    decide,
+    keep_all,
+    keep_best,
+    keep_every,
+    keep_healthy,
+    keep_last,
+    keep_within,
+)
 from .parse import PolicyFactory, PolicyRegistry, parse, parse_keep, parse_save
 from .save import SaveContext, SavePolicy, save_at, save_every, save_on_signal
 
@@ -17,6 +27,7 @@ __all__ = [
     "keep_all",
     "keep_best",
     "keep_every",
+    "keep_healthy",
     "keep_last",
     "keep_within",
     "parse",

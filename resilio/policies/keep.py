@@ -24,6 +24,7 @@ __all__ = [
     "keep_all",
     "keep_best",
     "keep_every",
+    "keep_healthy",
     "keep_last",
     "keep_within",
 ]
@@ -72,14 +73,15 @@ class KeepDecision:
 
 
 def decide(policy: KeepPolicy, checkpoints: Sequence[CheckpointInfo], now_s: float) -> KeepDecision:
-    """Ask `policy` about `checkpoints`, in any order, and add the two reasons no policy can take away.
+    """Ask `policy` about `checkpoints`, in any order, and add the reasons no policy can take away.
 
-    The newest of the lineage always lives. What is off the lineage is not the policy's to drop and not shown to it, so
-    an abandoned branch never counts as one of the last three.
+    The newest of the lineage always lives, and the newest healthy one where that is not. What is off the lineage is not
+    the policy's to drop and not shown to it, so an abandoned branch never counts as one of the last three.
     """
     ordered = sorted(checkpoints, key=lambda info: info.ref)
     lineage = [info for info in ordered if info.on_lineage]
     given = policy.reasons(lineage, now_s)
+    healthy = [info.ref for info in lineage if info.healthy is not False]
     kept: dict[CheckpointRef, str] = {}
     dropped: list[CheckpointRef] = []
     for info in ordered:
@@ -90,6 +92,8 @@ def decide(policy: KeepPolicy, checkpoints: Sequence[CheckpointInfo], now_s: flo
             reasons.append(given[info.ref])
         if lineage and info.ref == lineage[-1].ref:
             reasons.append("newest of the lineage")
+        elif healthy and info.ref == healthy[-1]:
+            reasons.append("newest that is healthy")
         if reasons:
             kept[info.ref] = "; ".join(reasons)
         else:
@@ -155,6 +159,18 @@ def keep_within(
     return _KeepWithin(period_s("keep_within", time, units))
 
 
+def keep_healthy(n: int) -> KeepPolicy:
+    """Keep the newest `n` that are healthy: no NaN in any tensor, no infinity in what is trained.
+
+    One that was saved before such values were counted counts as healthy. Join it with another policy, which keeps what
+    else there is to keep: ``keep_last(3) | keep_healthy(2)``.
+
+    Raises:
+        ConfigError: `n` is not a whole number of at least 1.
+    """
+    return _KeepHealthy(positive_int(n, "keep_healthy(n)"))
+
+
 def keep_best(n: int, metric: str, *, mode: Literal["min", "max"] = "min") -> KeepPolicy:
     """Keep the `n` with the lowest (or highest) value of a metric.
 
@@ -194,6 +210,21 @@ class _KeepLast(KeepPolicy):
 
     def __repr__(self) -> str:
         return f"keep_last({self.n})"
+
+
+@dataclass(frozen=True, repr=False)
+class _KeepHealthy(KeepPolicy):
+    n: int
+
+    def reasons(self, checkpoints: Sequence[CheckpointInfo], now_s: float) -> dict[CheckpointRef, str]:
+        healthy = [info for info in checkpoints if info.healthy is not False]
+        return {
+            info.ref: f"one of the last {self.n} healthy{'' if info.healthy else ', as far as known'}"
+            for info in healthy[-self.n :]
+        }
+
+    def __repr__(self) -> str:
+        return f"keep_healthy({self.n})"
 
 
 @dataclass(frozen=True, repr=False)

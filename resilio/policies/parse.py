@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from ..errors import ConfigError
 from ..registry import Registry
-from .keep import KeepPolicy, keep_all, keep_best, keep_every, keep_last, keep_within
+from .keep import KeepPolicy, keep_all, keep_best, keep_every, keep_healthy, keep_last, keep_within
 from .save import SavePolicy, save_at, save_every, save_on_signal
 
 __all__ = ["PolicyFactory", "PolicyRegistry", "parse", "parse_keep", "parse_save"]
@@ -25,6 +25,7 @@ _OURS: tuple[PolicyFactory, ...] = (
     keep_all,
     keep_best,
     keep_every,
+    keep_healthy,
     keep_last,
     keep_within,
     save_at,

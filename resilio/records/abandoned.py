@@ -34,7 +34,8 @@ class Abandonment:
 
         Args:
             ref: a checkpoint off the lineage.
-            sound: those of the lineage that are whole and not quarantined: what the new branch has to show.
+            sound: those of the lineage that are whole, not quarantined, and not known to be unhealthy: what the new
+                branch has to show.
         """
         if self._catalog.now_s is None:
             return False, "off the lineage; this store does not tell when, so it stays"

@@ -148,6 +148,7 @@ class Catalog:
             on_lineage=ref in self._on,
             size_bytes=record.size_bytes or None,
             about=record.about,
+            non_finite=record.non_finite,
         )
 
     def checkpoints(self) -> tuple[list[CheckpointInfo], list[Damage]]:

@@ -248,9 +248,10 @@ class _Decision:
         on = [info for info in infos if info.on_lineage]
         sound = self._sound(on)
         self._ask(infos, claims)
-        reasons = self._reasons(on, sound, keep)
+        fit = self._fit(on, sound)
+        reasons = self._reasons(on, sound, fit, keep)
         attempts = self._attempts(damaged.keys() | gone)
-        whole = [self._checkpoint(info, reasons, sound) for info in infos]
+        whole = [self._checkpoint(info, reasons, fit) for info in infos]
         whole += [fate for fate in attempts if fate.kind == "checkpoint"]
         for ref, why in damaged.items():
             whole.append(
@@ -291,6 +292,12 @@ class _Decision:
         quarantined = [info.key for info in self.looked.catalog.storage.list(keys.QUARANTINE)]
         return [info.ref for info in on if not any(keys.holds(key, info.ref) for key in quarantined)]
 
+    @staticmethod
+    def _fit(on: list[CheckpointInfo], sound: list[CheckpointRef]) -> list[CheckpointRef]:
+        """Those to go on from. One whose values were never counted is among them: nothing goes on missing evidence."""
+        fit = {info.ref for info in on if info.healthy is not False}
+        return [ref for ref in sound if ref in fit]
+
     def _ask(self, infos: list[CheckpointInfo], claims: Claims | None) -> None:
         try:
             self.claimed = claims(infos) if claims else {}
@@ -299,7 +306,7 @@ class _Decision:
             self.looked.failed.append(str(error))
 
     def _reasons(
-        self, on: list[CheckpointInfo], sound: list[CheckpointRef], keep: Keep
+        self, on: list[CheckpointInfo], sound: list[CheckpointRef], fit: list[CheckpointRef], keep: Keep
     ) -> dict[CheckpointRef, list[str]]:
         """Of the lineage: why each lives, an empty list if nobody knows."""
         given = keep(on)
@@ -312,6 +319,8 @@ class _Decision:
             reasons[on[-1].ref].append("newest that is whole")
         if sound and sound[-1] != newest:
             reasons[sound[-1]].append("newest that is not quarantined")
+        if fit and fit[-1] not in (newest, sound[-1]):
+            reasons[fit[-1]].append("newest that is healthy")
         for ref, why in reasons.items():  # not before it is known whether the policy is silent
             why += self.claimed.get(ref, ())
         if silent and not all(reasons.values()):
@@ -322,12 +331,12 @@ class _Decision:
         return reasons
 
     def _checkpoint(
-        self, info: CheckpointInfo, reasons: dict[CheckpointRef, list[str]], sound: list[CheckpointRef]
+        self, info: CheckpointInfo, reasons: dict[CheckpointRef, list[str]], fit: list[CheckpointRef]
     ) -> Fate:
         if info.on_lineage:
             goes, why = not reasons[info.ref], reasons[info.ref] or ["no policy has a reason to keep it"]
         else:
-            goes, because = self.abandonment.judge(info.ref, sound)
+            goes, because = self.abandonment.judge(info.ref, fit)
             why = [because, *self.claimed.get(info.ref, ())]
             goes = goes and len(why) == 1
         return self._fate("checkpoint", info.ref, goes, why, info=info, attempt=info.attempt)

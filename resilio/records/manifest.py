@@ -44,12 +44,14 @@ class PlacedPiece:
         rank: whose part it is.
         key: of the data object in the store.
         digests_key: of the object with its block digests.
+        counted: whether it is known how many of its elements are no finite numbers.
     """
 
     piece: schema.Piece
     rank: int
     key: str
     digests_key: str
+    counted: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,13 @@ class SavedTensor:
     def size_bytes(self) -> int:
         """Raw bytes of the whole tensor."""
         return prod(self.shape) * ITEMSIZE[self.dtype]
+
+    @property
+    def non_finite(self) -> tuple[int, int] | None:
+        """How many elements are NaN, and how many others infinite; None where they were not counted."""
+        if not all(one.counted for one in self.pieces):
+            return None
+        return sum(one.piece.nan for one in self.pieces), sum(one.piece.inf for one in self.pieces)
 
     def fingerprint(self) -> Lanes | None:
         """Of the whole tensor, whatever its name; None where it was not computed when it was saved.
@@ -216,8 +225,8 @@ class _View:
             for piece in tensor.pieces:
                 _check_piece(piece, tensor, part.objects, f"{where}: tensor {key!r}")
                 ranges.setdefault(piece.object, []).append((piece.at, piece.at + piece.size_bytes, key))
-                placed = PlacedPiece(piece, part.rank, object_keys[piece.object], object_keys[piece.object + 1])
-                self.pieces[key].append(placed)
+                where_from = object_keys[piece.object], object_keys[piece.object + 1]
+                self.pieces[key].append(PlacedPiece(piece, part.rank, *where_from, counted=part.counted))
         for spans in ranges.values():
             for (_, end, one), (start, _, other) in pairwise(sorted(span for span in spans if span[0] < span[1])):
                 if start < end:

@@ -189,6 +189,7 @@ class RunWriter:
         reasons: Iterable[str] = (),
         versions: Mapping[str, str] | None = None,
         about: Mapping[str, dict[str, Scalar]] | None = None,
+        non_finite: int | None = None,
     ) -> CheckpointRef:
         """Make an attempt a checkpoint. All else of it is on storage already, its manifest last.
 
@@ -204,6 +205,7 @@ class RunWriter:
             reasons: why it was saved.
             versions: of resilio, torch, python.
             about: what plugins say of it.
+            non_finite: how many values make it unhealthy; None: not counted.
 
         Returns:
             The checkpoint, acknowledged.
@@ -233,6 +235,7 @@ class RunWriter:
             reasons=list(reasons),
             versions=dict(versions or {}),
             about=dict(about or {}),
+            non_finite=non_finite,
         )
         try:
             data = schema.encode(record)

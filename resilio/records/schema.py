@@ -115,6 +115,7 @@ class CommitRecord(Sealed, kw_only=True):
     reasons: list[str] = []
     versions: dict[str, str] = {}
     about: dict[Name, dict[Text, Text | Whole | float | bool | None]] = {}  # plugin -> what it said of this save
+    non_finite: Size | None = None  # values that make it unhealthy; None where they were not counted
 
 
 class PinRecord(Sealed, kw_only=True):
@@ -186,8 +187,10 @@ class Manifest(msgspec.Struct, kw_only=True):
     ties: dict[str, str] = {}  # flat key -> the flat key whose bytes it shares
 
 
-class Piece(msgspec.Struct, kw_only=True):
+class Piece(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The part of a tensor that one rank saved, as row-major raw bytes inside an object.
+
+    There are hundreds of thousands of them: what has its default is left out.
 
     Attributes:
         offsets: position of the first element in the tensor, per dim.
@@ -197,6 +200,8 @@ class Piece(msgspec.Struct, kw_only=True):
         size_bytes: number of raw bytes.
         block: index of the first block digest in the object's digests file.
         fingerprint: of these elements, see `resilio.records.fingerprints`; None where it was not computed.
+        nan: how many of these elements are NaN, if the part says that it has `counted` them.
+        inf: how many others are infinite.
     """
 
     offsets: Dims
@@ -206,6 +211,8 @@ class Piece(msgspec.Struct, kw_only=True):
     size_bytes: Size
     block: Size
     fingerprint: Digest | None = None
+    nan: Size = 0
+    inf: Size = 0
 
 
 class TensorRecord(msgspec.Struct, kw_only=True):
@@ -234,6 +241,7 @@ class ManifestPart(msgspec.Struct, kw_only=True):
         values: by flat key, as tagged JSON (`resilio.records.values`).
         tree: how flat keys make up nested state: dicts and lists as tagged JSON whose leaves are `{"$ref": flat key}`.
             Rank 0's holds the state all ranks share; another rank's only its own (`rank.<r>`).
+        counted: whether its pieces say how many of their elements are no finite numbers.
     """
 
     format: int
@@ -242,6 +250,7 @@ class ManifestPart(msgspec.Struct, kw_only=True):
     tensors: dict[str, TensorRecord]
     values: dict[str, Any]
     tree: Any = None
+    counted: bool = False
 
 
 _T = TypeVar("_T", bound=msgspec.Struct)

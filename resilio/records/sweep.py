@@ -66,11 +66,12 @@ def sweep(
 ) -> SweepReport:
     """Delete checkpoints without a reason to live, and leftovers.
 
-    Of the lineage stays, whatever `keep` says: the newest, and the newest that is not quarantined; all of it, if `keep`
-    says nothing of any. Off the lineage, what was left less than `abandoned_after_s` ago, or for a branch of fewer than
-    two sound checkpoints. And always what a pin or an unexpired lease names, and names that are not ours. An attempt
-    without a record is a leftover if its generation is older, or if it is in `failed`, or bears our number without
-    being ours; another one of our own may be in flight, and those of a newer generation are not ours.
+    Of the lineage stays, whatever `keep` says: the newest, the newest that is not quarantined, and the newest that is
+    not unhealthy either, as far as known; all of it, if `keep` says nothing of any. Off the lineage, what was left less
+    than `abandoned_after_s` ago, or for a branch of fewer than two such checkpoints. And always what a pin or an
+    unexpired lease names, and names that are not ours. An attempt without a record is a leftover if its generation is
+    older, or if it is in `failed`, or bears our number without being ours; another one of our own may be in flight, and
+    those of a newer generation are not ours.
 
     Ranks: rank 0.
 

@@ -84,7 +84,7 @@ def test_a_whole_run_is_told_in_order_and_by_rank_0_alone(tmp_path, mode, world)
         size = next(event.size_bytes for event in heard if isinstance(event, Saved) and event.ref == reference)
         assert size > 0
         held = {"seconds": 0.0, "held_s": 0.0}  # the clock stands still
-        return happened(Saved, ref=reference, world=world, size_bytes=size, reason="asked for", **held)
+        return happened(Saved, ref=reference, world=world, size_bytes=size, reason="asked for", non_finite=0, **held)
 
     def restored(step: int | None) -> Any:
         ref = CheckpointRef(1, step) if step else None

@@ -74,7 +74,7 @@ def test_a_fingerprint_that_cannot_be_computed_fails_the_save(tmp_path, monkeypa
     def broken(*_: Any) -> Lanes:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("resilio.engine.fingerprints.fp1", broken)
+    monkeypatch.setattr("resilio.engine.pieces.fp1", broken)
     for size in (3, 1 << 19):  # in the writing thread, and beside it
         with (
             CheckpointManager(tmp_path, {"x": {"a": torch.zeros(size)}}, mode="sync") as ckpt,

@@ -14,10 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilio.errors import ConfigError
-from resilio.policies import KeepPolicy, decide, keep_all, keep_best, keep_every, keep_last, keep_within, save_every
+from resilio.policies import (
+    KeepPolicy,
+    decide,
+    keep_all,
+    keep_best,
+    keep_every,
+    keep_healthy,
+    keep_last,
+    keep_within,
+    save_every,
+)
 from resilio.types import CheckpointInfo, CheckpointRef
 
 NEWEST = "newest of the lineage"
+FIT = "newest that is healthy"
 NAN, INF = float("nan"), float("inf")
 MIDNIGHT_S = 19_700 * 86_400.0  # UTC
 
@@ -220,7 +231,7 @@ def test_the_newest_lives_even_against_a_policy_that_wants_nothing() -> None:
     assert decision.dropped == (CheckpointRef(1, 1), CheckpointRef(1, 2))
 
 
-@pytest.mark.parametrize("make", [keep_last, keep_every, keep_within, lambda n: keep_best(n, "loss")])
+@pytest.mark.parametrize("make", [keep_last, keep_every, keep_within, keep_healthy, lambda n: keep_best(n, "loss")])
 @pytest.mark.parametrize("number", [0, -1, True, 2.0, "3", None])
 def test_what_can_not_work_is_refused_at_construction(make: Any, number: Any) -> None:
     with pytest.raises(ConfigError, match="keep_"):
@@ -253,6 +264,7 @@ def test_what_does_not_go_together_is_refused(make: Any, args: tuple[Any, ...], 
     [
         (keep_last(3) | keep_every(10_000), "keep_last(3) | keep_every(10000)"),
         (keep_all(), "keep_all()"),
+        (keep_last(3) | keep_healthy(2), "keep_last(3) | keep_healthy(2)"),
         (keep_best(2, "loss"), "keep_best(2, 'loss')"),
         (keep_best(2, "it's", mode="max"), "keep_best(2, \"it's\", mode='max')"),
         (keep_every(hours=48), "keep_every(days=2)"),
@@ -266,6 +278,54 @@ def test_a_policy_prints_as_source_that_makes_its_equal(policy: KeepPolicy, sour
     assert repr(policy) == source
     assert eval(source) == policy
     assert pickle.loads(pickle.dumps(policy)) == policy
+
+
+def of_health(*counts: int | None) -> list[CheckpointInfo]:
+    """Steps 1, 2, …, each with so many values that are not finite."""
+    infos = checkpoints(*range(1, len(counts) + 1))
+    return [replace(info, non_finite=count) for info, count in zip(infos, counts, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "counts", "kept"),
+    [
+        (
+            keep_healthy(2),
+            [0, 0, 0, 7, 7],
+            {2: "one of the last 2 healthy", 3: f"one of the last 2 healthy; {FIT}", 5: NEWEST},
+        ),
+        (
+            keep_healthy(2),
+            [None, None, 3, 0],
+            {2: "one of the last 2 healthy, as far as known", 4: f"one of the last 2 healthy; {NEWEST}"},
+        ),
+        (keep_healthy(3), [7, 7], {2: NEWEST}),
+        (
+            keep_last(2) | keep_healthy(1),
+            [0, 0, 9, 9, 9],
+            {2: f"one of the last 1 healthy; {FIT}", 4: "one of the last 2", 5: f"one of the last 2; {NEWEST}"},
+        ),
+        (
+            keep_healthy(1) & keep_every(2),
+            [0, 0, 9],
+            {2: f"one of the last 1 healthy and every 2 steps; {FIT}", 3: NEWEST},
+        ),
+        (
+            keep_last(1) & keep_healthy(1),
+            [0, 0, 9],
+            {2: FIT, 3: NEWEST},
+        ),
+        (
+            keep_last(2),
+            [0, 5, 5, 5],
+            {1: FIT, 3: "one of the last 2", 4: f"one of the last 2; {NEWEST}"},
+        ),
+        (keep_last(1), [0, None, 5], {2: FIT, 3: f"one of the last 1; {NEWEST}"}),
+    ],
+)
+def test_by_health(policy: KeepPolicy, counts: list[int | None], kept: dict[int, str]) -> None:
+    decision = decide(policy, of_health(*counts), now_s=0.0)
+    assert {ref.step: reason for ref, reason in decision.kept.items()} == kept
 
 
 def test_families_do_not_mix() -> None:

@@ -21,6 +21,7 @@ from resilio.policies import (
     keep_all,
     keep_best,
     keep_every,
+    keep_healthy,
     keep_last,
     keep_within,
     parse,
@@ -57,6 +58,7 @@ keep_policies = tree(
     st.one_of(
         st.just(keep_all()),
         numbers.map(keep_last),
+        numbers.map(keep_healthy),
         numbers.map(keep_every),
         units.map(lambda said: keep_every(**said)),
         units.map(lambda said: keep_within(**said)),

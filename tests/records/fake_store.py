@@ -242,7 +242,9 @@ def write_attempt(store: Storage, attempt: str, *, seed: int = 0, world: int = 2
     return data
 
 
-def save(store: Storage, writer: RunWriter, step: int, *, world: int = 2, rows: int = 20) -> CheckpointRef:
+def save(
+    store: Storage, writer: RunWriter, step: int, *, world: int = 2, rows: int = 20, non_finite: int | None = None
+) -> CheckpointRef:
     """One whole save, small."""
     attempt = writer.begin_attempt(step)
     try:
@@ -251,10 +253,12 @@ def save(store: Storage, writer: RunWriter, step: int, *, world: int = 2, rows: 
     except Exception:
         writer.abandon(attempt)
         raise
-    return commit(writer, attempt, manifest, world=world)
+    return commit(writer, attempt, manifest, world, non_finite)
 
 
-def commit(writer: RunWriter, attempt: str, manifest: bytes, world: int = 2) -> CheckpointRef:
+def commit(
+    writer: RunWriter, attempt: str, manifest: bytes, world: int = 2, non_finite: int | None = None
+) -> CheckpointRef:
     """The end of a save."""
     return writer.commit(
         attempt,
@@ -263,6 +267,7 @@ def commit(writer: RunWriter, attempt: str, manifest: bytes, world: int = 2) -> 
         world=world,
         metrics={"loss": 1.5},
         reasons=["test"],
+        non_finite=non_finite,
     )
 
 

@@ -329,7 +329,7 @@ def lived(store: FakeStore, clock: FakeClock, actions: list[tuple[str, int]]) ->
         ref = commits[n % len(commits)] if commits else None
         if action == "save" or ref is None:
             step += 1
-            save(store, writer, step, world=1, rows=2)
+            save(store, writer, step, world=1, rows=2, non_finite=(None, 0, 3)[n % 3])
         elif action in ("back", "restart"):
             writer = manager(store, ref if action == "back" else None)
         elif action == "fresh":

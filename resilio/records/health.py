@@ -1,0 +1,50 @@
+"""Which values that are no finite numbers make a checkpoint unhealthy, as its manifest tells it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .manifest import LoadedManifest
+
+__all__ = ["count_text", "faults", "trained_keys"]
+
+_PARAMS = re.compile(r"optimizer\.(.+\.)?param_groups\.\d+\.params")
+
+
+def trained_keys(values: Mapping[str, Any], ties: Mapping[str, str]) -> frozenset[str]:
+    """Flat keys of the parameters that an optimizer owns.
+
+    Args:
+        values: by flat key, among them the names that each group of parameters has.
+        ties: flat key -> the flat key whose bytes it shares.
+    """
+    keys = {
+        f"model.{name}"
+        for key, names in values.items()
+        if _PARAMS.fullmatch(key) and isinstance(names, list)
+        for name in names
+    }
+    return frozenset(ties.get(key, key) for key in keys)
+
+
+def faults(manifest: LoadedManifest) -> dict[str, tuple[int, int]]:
+    """The tensors that make a checkpoint unhealthy, by name -> how many values are NaN, and infinite.
+
+    A NaN is a fault anywhere; an infinity in what an optimizer trains, and in its state.
+    """
+    trained = trained_keys(manifest.values, manifest.ties)
+    found = {}
+    for key in sorted(manifest.tensors):
+        nan, infinite = manifest.tensors[key].non_finite or (0, 0)
+        at_fault = infinite if key in trained or key.startswith("optimizer.") else 0
+        if nan or at_fault:
+            found[key] = nan, at_fault
+    return found
+
+
+def count_text(nan: int, infinite: int) -> str:
+    """Both numbers for people: those that are not zero."""
+    said = [f"{number:,} {what}" for number, what in ((nan, "NaN"), (infinite, "infinite")) if number]
+    return ", ".join(said) or "none"
