@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["CheckpointInfo", "CheckpointRef", "Damage", "Mode", "Scalar"]
+__all__ = ["CheckpointInfo", "CheckpointRef", "Damage", "Mode", "Scalar", "Stage"]
 
 Mode = Literal["sync", "async"]
+Stage = Literal["overlap", "block"]
 
 Scalar = str | int | float | bool | None  # the plain values of JSON
 

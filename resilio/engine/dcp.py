@@ -46,6 +46,7 @@ from torch.distributed.checkpoint.planner_helpers import (
 )
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
@@ -164,7 +165,7 @@ def async_save(
     """`dcp.async_save` in a thread; the future raises what DCP raises, see `told`.
 
     Ranks: all; collective on the data group, in the background.
-    Blocks: while `stager` copies.
+    Blocks: until `stager` returns.
     """
     future = dcp_async_save(
         {ALL: state},
@@ -173,8 +174,8 @@ def async_save(
         async_stager=stager,
         **_where(ranks),
     )
-    assert isinstance(future, Future)  # our stager returns no future of its own
-    return future
+    # What it says of staging is of no use: it reports success where that had failed. We tell that in what was staged.
+    return future.upload_completion if isinstance(future, AsyncSaveResponse) else future
 
 
 def load(state: dict[str, torch.Tensor], reader: StorageReader, planner: LoadPlanner, ranks: Ranks) -> None:

@@ -19,7 +19,7 @@ from . import checking, dcp
 from .loading import Loader, as_dtype
 from .plan import LocalPlan, Planner
 from .reader import CheckpointReader
-from .stage import Stager
+from .stage import Stager, late_keys
 from .writer import AttemptWriter, Root
 
 __all__ = ["Engine", "saved_state"]
@@ -37,14 +37,23 @@ class Engine:
         ranks: who takes part.
         digest: algorithm of the whole-object digests: ``xxh3_128``, ``crc32`` or ``sha256``.
         fingerprints: whether to compute those of the tensors that are saved.
+        overlap: whether a save in the background may copy what only an optimizer changes after it has returned.
     """
 
-    def __init__(self, storage: Storage, ranks: Ranks, digest: str = "xxh3_128", *, fingerprints: bool = True) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        ranks: Ranks,
+        digest: str = "xxh3_128",
+        *,
+        fingerprints: bool = True,
+        overlap: bool = False,
+    ) -> None:
         self._storage = storage
         self._ranks = ranks
         self._digest = digest
         self._fingerprints = fingerprints
-        self._stager = Stager()
+        self._stager = Stager(overlap=overlap)
         self._met: set[str] = set()  # meetings of the newest attempt that this rank has come to
 
     def plan(self, flat: FlatState) -> LocalPlan:
@@ -70,7 +79,8 @@ class Engine:
             commit: runs on rank 0 when all ranks' bytes are durable; what it raises fails the save on all ranks, what
                 it returns goes to all.
             after: runs on this rank once the checkpoint is committed, before the future is done; its failure is logged.
-            background: return when the state is copied; training may change it from then on.
+            background: return when the state is copied, or, with `overlap`, all of it that something else than an
+                optimizer's step may change.
 
         Returns:
             Done when this rank knows the outcome: what `commit` returned; its exception is a `SaveError` or another of
@@ -139,6 +149,7 @@ class Engine:
             outcome.set_result(committed)
 
         if background:
+            self._stager.expect(late_keys(flat))
             running = dcp.async_save(state, writer, planner, self._stager, self._ranks)
             running.add_done_callback(lambda done: settle(done.exception()))
         else:

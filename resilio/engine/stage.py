@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.staging import AsyncStager
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import SaveError
 from ..ranks import portable
+from ..state.flat import FlatState
 from ..state.flat_shard import FlatShard
 from . import dcp
 from .plan import FAILED, local_tensor
+from .trained import trained_keys
 
-__all__ = ["Stager"]
+__all__ = ["Stager", "late_keys"]
+
+_SMALL = 1 << 16  # bytes; a tensor below is copied sooner than it is looked after
+_SAMPLE = 8  # elements at either end of a tensor
+
+
+def late_keys(flat: FlatState) -> frozenset[str]:
+    """Flat keys of the tensors that nothing but an optimizer's `step` changes: they may be copied until the next one.
+
+    Those are the parameters it trains and its own state. Not parameters that it does not have, such as an averaged
+    copy; not what FSDP1 gathers into memory of its own; and only what lies in host memory, where a thread can copy it.
+    """
+    trained = trained_keys(flat)
+    return frozenset(
+        key
+        for key, tensor in flat.tensors.items()
+        if (flat.kinds.get(key) == "optimizer" or (key in trained and flat.kinds.get(key) == "parameter"))
+        and not isinstance(tensor, FlatShard)
+        and tensor.device.type == "cpu"
+        and local_tensor(tensor).nbytes >= _SMALL
+    )
 
 
 class Stager(AsyncStager):
@@ -23,23 +50,70 @@ class Stager(AsyncStager):
     so the buffers live as long as the manager. They belong to one save at a time: the engine settles a save before it
     stages the next, or a later step would show in an earlier checkpoint.
 
-    Blocks: `stage` returns when every value is copied.
+    What only an optimizer's step changes is copied by a thread while the next forward and backward run, and every
+    optimizer of the process waits for that before it steps, whether it is known here or not. Should anything else write
+    into such a tensor meanwhile, samples that were taken before show it, and the save fails.
+
+    Args:
+        overlap: whether any copy may end after `stage` has returned.
+
+    Blocks: `stage` returns when every value is copied that something else than an optimizer may change.
     """
 
     _synchronize_after_execute = False
 
-    def __init__(self) -> None:
+    def __init__(self, *, overlap: bool = False) -> None:
         self._buffers: dict[str, torch.Tensor] = {}
+        self._late: frozenset[str] = frozenset()
+        self._copying: threading.Thread | None = None
+        self._hook: Any = None
+        if overlap:
+            # From the start, not with the first save: an optimizer compiled before that would have to be compiled anew.
+            self._hook = register_optimizer_step_pre_hook(_waiter(self))
+            weakref.finalize(self, self._hook.remove)
 
-    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def expect(self, late: frozenset[str]) -> None:
+        """Say which flat keys of what is staged next may be copied late, see `late_keys`."""
+        self._late = late if self._hook is not None else frozenset()
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any] | Future[dict[str, Any]]:  # type: ignore[override]
         """Flat key -> host copy of this rank's part, row-major; values as they are, capture copied them."""
         try:
-            return {dcp.ALL: self._copies(state_dict[dcp.ALL])}
+            late = _Late()
+            staged = self._copies(state_dict[dcp.ALL], late)
+            late.sample()
         except Exception as error:  # noqa: BLE001  told to all ranks by the planner
             # Raised here, it would end this rank's save alone and leave the others waiting inside DCP for its plan.
-            return {dcp.ALL: {FAILED: portable(error, SaveError)}}
+            return _failed(error)
+        if not late:
+            return {dcp.ALL: staged}
+        done: Future[dict[str, Any]] = Future()
 
-    def _copies(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        def copy() -> None:
+            try:
+                late.copy()
+            except BaseException as error:  # noqa: BLE001  as above
+                done.set_result(_failed(error))
+            else:
+                done.set_result({dcp.ALL: staged})
+
+        # Not a daemon: at the end of the process the save in flight is waited for, and it waits for this.
+        self._copying = threading.Thread(target=copy, name="resilio-stage")
+        try:
+            self._copying.start()
+        except RuntimeError:  # no thread to be had
+            self._copying = None
+            copy()
+        return done
+
+    def wait(self) -> None:
+        """Wait until everything is copied, and state may change in any way."""
+        copying = self._copying
+        if copying is not None and copying is not threading.current_thread():
+            copying.join()
+            self._copying = None
+
+    def _copies(self, state_dict: dict[str, Any], late: _Late) -> dict[str, Any]:
         staged: dict[str, Any] = {}
         buffers: dict[str, torch.Tensor] = {}
         for key, value in state_dict.items():
@@ -51,14 +125,97 @@ class Stager(AsyncStager):
             if buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype:
                 with torch.inference_mode(False):  # a buffer made in inference mode cannot be written outside of it
                     buffer = torch.empty(local.shape, dtype=local.dtype, device="cpu")
-            buffers[key] = buffer.copy_(local)
+            buffers[key] = buffer
+            if key in self._late:
+                late.add(key, local, buffer)
+            else:
+                buffer.copy_(local)
             staged[key] = value.like(buffer) if isinstance(value, FlatShard) else buffer
         self._buffers = buffers  # what the state no longer has is given back
         return staged
 
     def synchronize_staging(self) -> None:
-        """Nothing to wait for: `stage` blocks."""
+        """Nothing to wait for: DCP takes the future of `stage`."""
 
     def close(self) -> None:
-        """Give the buffers back."""
+        """Give the buffers back, and let optimizers be. Waits for a copy under way."""
+        self.wait()
         self._buffers = {}
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+
+class _Late:
+    """Tensors that are copied later, and what samples of them were at first."""
+
+    def __init__(self) -> None:
+        self._keys: list[str] = []
+        self._live: list[torch.Tensor] = []
+        self._buffers: list[torch.Tensor] = []
+        self._samples: list[torch.Tensor] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def add(self, key: str, live: torch.Tensor, buffer: torch.Tensor) -> None:
+        self._keys.append(key)
+        self._live.append(live)
+        self._buffers.append(buffer)
+
+    def sample(self) -> None:
+        """Take them. In one call: each costs more than what it copies."""
+        ends = [end for tensor in self._live for end in _ends(tensor)]
+        self._samples = [torch.empty_like(end, memory_format=torch.contiguous_format) for end in ends]
+        if ends:
+            torch._foreach_copy_(self._samples, ends)
+
+    def copy(self) -> None:
+        """Copy all.
+
+        Raises:
+            SaveError: a tensor is another than when it was sampled. Names it.
+        """
+        with torch.inference_mode(False), torch.no_grad():
+            for live, buffer in zip(self._live, self._buffers, strict=True):
+                buffer.copy_(live)
+        ends = [end for buffer in self._buffers for end in _ends(buffer)]
+        for index, (copied, sampled) in enumerate(zip(ends, self._samples, strict=True)):
+            if not torch.equal(_bits(copied), _bits(sampled)):
+                raise SaveError(
+                    f"{self._keys[index // 2]!r} was changed while it was copied, and not by an optimizer's step, "
+                    "which waits for the copy: what was saved would be a mixture. Change it before the save or after "
+                    "the next step of the optimizer, or pass stage='block' to the CheckpointManager",
+                    key=self._keys[index // 2],
+                )
+
+
+def _ends(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of the first and the last few elements."""
+    if tensor.is_contiguous():
+        flat = tensor.view(-1)
+        return flat[:_SAMPLE], flat[-_SAMPLE:]
+    first = last = tensor
+    while first.dim() > 1:
+        first, last = first[0], last[-1]
+    return first[:_SAMPLE], last[-_SAMPLE:]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)  # NaN is equal to itself
+
+
+def _failed(error: BaseException) -> dict[str, Any]:
+    return {dcp.ALL: {FAILED: portable(error, SaveError)}}
+
+
+def _waiter(stager: Stager) -> Callable[..., None]:
+    """The hook of optimizers, which must not keep a stager alive."""
+    known = weakref.ref(stager)
+
+    def wait(*_: Any) -> None:
+        found = known()
+        if found is not None and found._copying is not None:
+            found.wait()
+
+    return wait

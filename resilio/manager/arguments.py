@@ -25,6 +25,7 @@ def check_constructor(
     save: SavePolicy | None,
     keep: KeepPolicy | None,
     mode: str,
+    stage: str,
     fresh: bool,
     digest: str,
     fingerprints: bool,
@@ -44,6 +45,8 @@ def check_constructor(
             raise ConfigError(f"{name}={policy!r}: this is a policy, such as {like}{text}")
     if mode not in ("sync", "async"):
         raise ConfigError(f"mode={mode!r}: there are 'sync' and 'async'")
+    if stage not in ("overlap", "block"):
+        raise ConfigError(f"stage={stage!r}: there are 'overlap' and 'block'")
     for name, flag in (("fresh", fresh), ("fingerprints", fingerprints), ("check_replicas", check_replicas)):
         if not isinstance(flag, bool):
             raise ConfigError(f"{name}={flag!r}: it is True or False")

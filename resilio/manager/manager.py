@@ -18,7 +18,7 @@ from ..policies import KeepPolicy, SaveContext, SavePolicy, keep_all
 from ..ranks import DEFAULT_TIMEOUT_S, Ranks
 from ..state.training_state import TrainingState
 from ..storage.base import Storage
-from ..types import Mode
+from ..types import Mode, Stage
 from .arguments import check_alike, check_constructor, check_plugins
 from .ballot import Ballot
 from .handle import SaveHandle
@@ -58,6 +58,9 @@ class CheckpointManager(RunView):
         keep: which checkpoints have a reason to live; the others are deleted after a commit. Default: all live.
         mode: ``async`` holds the loop while the state is copied and writes in the background; ``sync`` holds it until
             the checkpoint is committed.
+        stage: in ``async`` mode, ``overlap`` copies what only an optimizer's step changes (parameters, moments) while the
+            next forward and backward run, and every optimizer waits for that before it steps; ``block`` copies all
+            before a save returns. Choose that if anything else writes into them in place: clipped weights, assignments.
         fresh: begin anew over whatever the run holds; its checkpoints stay, off the new lineage.
         on_save_error: ``raise`` the failure of a save, or ``warn`` and train on; the last save, and errors that will
             not pass by themselves, are raised all the same.
@@ -89,6 +92,7 @@ class CheckpointManager(RunView):
         save: SavePolicy | None = None,
         keep: KeepPolicy | None = None,
         mode: Mode = "async",
+        stage: Stage = "overlap",
         fresh: bool = False,
         on_save_error: Literal["raise", "warn"] = "raise",
         save_errors_max: int = 3,
@@ -110,7 +114,7 @@ class CheckpointManager(RunView):
         signals = SignalFlags(())
         try:
             tolerance = Tolerance(on_save_error, save_errors_max)
-            check_constructor(save, keep, mode, fresh, digest, fingerprints, check_replicas, progress, timeout_s)
+            check_constructor(save, keep, mode, stage, fresh, digest, fingerprints, check_replicas, progress, timeout_s)
             self._state = TrainingState.of(state)
             known = host().with_plugins(plugins)
             self._storage = known.open_storage(url)
@@ -125,7 +129,7 @@ class CheckpointManager(RunView):
         try:
             self._ranks.agree(error, what=_MAKING)
             given = [self._storage.url, save, keep, mode, fresh, digest, on_save_error, save_errors_max]
-            check_alike(self._ranks, self._storage, repr([*given, fingerprints, check_replicas]))
+            check_alike(self._ranks, self._storage, repr([*given, fingerprints, check_replicas, stage]))
             check_plugins(self._ranks, known)
             self._teller = Teller(Calls(known), self._storage.url, self._clock, self._ranks.coordinator)
             # Rank 0 alone talks to the commit protocol; the others learn of it through what it tells them.
@@ -137,7 +141,8 @@ class CheckpointManager(RunView):
             signals.close()
             raise
         self._ballot = Ballot(self._ranks, save, self._clock, signals)
-        self._engine = Engine(self._storage, self._ranks, digest, fingerprints=fingerprints)
+        overlap = mode == "async" and stage == "overlap"
+        self._engine = Engine(self._storage, self._ranks, digest, fingerprints=fingerprints, overlap=overlap)
         if self._ranks.coordinator and not self._storage.capabilities.create_if_absent:
             _log.warning("store cannot create if absent: never run two managers on it url=%s", self._storage.url)
         folder = self._storage.capabilities.local_path

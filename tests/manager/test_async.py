@@ -217,7 +217,7 @@ def fail_to_stage(rank: int, world: int, url: str) -> tuple[str, list[int]]:
     return str(caught.value), [info.step for info in ckpt.checkpoints()]
 
 
-def out_of_memory(state: dict[str, Any]) -> dict[str, Any]:
+def out_of_memory(state: dict[str, Any], late: Any) -> dict[str, Any]:
     raise MemoryError("no room for the copy")
 
 

@@ -133,7 +133,7 @@ def plain(value: Any) -> Any:
     return ["set", sorted(value)] if isinstance(value, set) else value
 
 
-def no_copy(self: Stager, state: dict[str, Any]) -> dict[str, Any]:
+def no_copy(self: Stager, state: dict[str, Any], late: Any) -> dict[str, Any]:
     return dict(state)
 
 
@@ -149,7 +149,7 @@ def save_and_change(rank: int, world: int, folder: str, plant: str = "") -> None
     url = f"file://{folder}/run"
     loss = torch.zeros(())
     metrics: dict[str, Any] = {}
-    with CheckpointManager(url, live.state(), mode="async", timeout_s=60) as ckpt:
+    with CheckpointManager(url, live.state(), mode="async", stage="block", timeout_s=60) as ckpt:
         ckpt.restore()
         for step in range(1, ROUNDS + 1):
             live.change(step)
