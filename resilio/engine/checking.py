@@ -19,7 +19,7 @@ from ..records.problems import joined
 from ..state.fingerprint import fp1
 from ..state.flat_shard import FlatShard
 from . import dcp
-from .plan import local_tensor
+from .structure import local_tensor
 
 __all__ = ["Own", "compare", "evidence", "own_pieces"]
 

@@ -19,7 +19,7 @@ from . import checking, dcp
 from .loading import Loader, as_dtype
 from .plan import LocalPlan, Planner
 from .reader import CheckpointReader
-from .stage import Stager, late_keys
+from .stage import Stager
 from .writer import AttemptWriter, Root
 
 __all__ = ["Engine", "saved_state"]
@@ -54,11 +54,13 @@ class Engine:
         self._digest = digest
         self._fingerprints = fingerprints
         self._stager = Stager(overlap=overlap)
+        self._planned: LocalPlan | None = None  # of the save before
         self._met: set[str] = set()  # meetings of the newest attempt that this rank has come to
 
     def plan(self, flat: FlatState) -> LocalPlan:
         """What this rank would write of `flat`. Local; whatever it raises must be agreed on before `save`."""
-        return LocalPlan.of(flat, self._ranks.rank)
+        self._planned = LocalPlan.of(flat, self._ranks.rank, self._planned)
+        return self._planned
 
     def save(
         self,
@@ -149,7 +151,7 @@ class Engine:
             outcome.set_result(committed)
 
         if background:
-            self._stager.expect(late_keys(flat))
+            self._stager.expect(local.structure.late)
             running = dcp.async_save(state, writer, planner, self._stager, self._ranks)
             running.add_done_callback(lambda done: settle(done.exception()))
         else:

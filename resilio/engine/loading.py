@@ -20,7 +20,7 @@ from ..records.problems import PROBLEMS_MAX, joined
 from ..state.flat_shard import FlatShard
 from ..storage.base import Storage
 from . import dcp
-from .plan import local_tensor
+from .structure import local_tensor
 
 __all__ = ["Loader", "ParallelReader", "as_dtype"]
 

@@ -1,8 +1,8 @@
 """What each rank writes, decided together: the save planner.
 
 The local plan is made on the main thread from live placements, before anything is staged; the background thread only
-sends it. Replicated state is written by rank 0, and proven equal on the way: each plan carries hashes, rank 0 compares,
-and no collective of our own is needed for it.
+sends it. Replicated values are written by rank 0, and proven equal on the way: each plan carries hashes, rank 0
+compares, and no collective of our own is needed for it. Replicated tensors are shared out among the ranks.
 """
 
 from __future__ import annotations
@@ -15,32 +15,24 @@ from typing import Any
 
 import torch
 import xxhash
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
-from torch.distributed.tensor import DTensor
 
 from .. import failpoints
-from ..errors import CaptureError, RanksDisagreeError, SaveError
-from ..records.health import trained_keys
-from ..records.manifest import ITEMSIZE
+from ..errors import RanksDisagreeError, SaveError
 from ..records.values import canonical_bytes, encode_value
-from ..state.flat import FlatState, Ref, rank_prefix
+from ..state.flat import FlatState, rank_prefix
 from ..state.flat_shard import FlatShard
 from . import dcp
+from .structure import Spec, Structure, hash_of, local_tensor
 
-__all__ = ["FAILED", "LocalPlan", "Planner", "local_tensor"]
+__all__ = ["FAILED", "LocalPlan", "Planner"]
 
 FAILED = "\0failed"  # a key no state can have, in what was staged: staging failed, and the value is the error
 
+_ITEM_COST = 1 << 16  # bytes that are written in the time that an item costs besides its bytes
+
 _log = logging.getLogger("resilio")
-
-
-def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a sharded tensor, a plain tensor as it is; detached."""
-    if isinstance(tensor, FlatShard):
-        return tensor.run.detach()
-    tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @dataclass(frozen=True)
@@ -65,90 +57,63 @@ class LocalPlan:
     """What this rank writes, and the manifest's side of it.
 
     Attributes:
-        items: DCP write items of this rank, before deduplication.
+        structure: what depends on names, shapes and placements alone.
         evidence: see there.
-        specs: flat key -> (dtype name, logical shape, memory order or None) of all tensors this rank knows.
         values: flat key -> JSON-able value, of those this rank would write.
-        tree: JSON-able tree for this rank's manifest part: rank 0's holds what all share, each its own under
-            `rank.<r>`.
         ties: flat key -> twin.
         paths: flat key -> path, of all keys.
-        trained: flat keys of the parameters that an optimizer owns.
-        finite: flat keys of the tensors that no infinity belongs in: these, and the optimizer's state.
     """
 
-    items: list[WriteItem]
+    structure: Structure
     evidence: Evidence
-    specs: dict[str, tuple[str, list[int], list[int] | None]]
     values: dict[str, Any]
-    tree: Any
     ties: dict[str, str]
     paths: dict[str, tuple[str | int, ...]]
-    trained: frozenset[str] = frozenset()
-    finite: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, flat: FlatState, rank: int) -> LocalPlan:
+    def of(cls, flat: FlatState, rank: int, before: LocalPlan | None = None) -> LocalPlan:
         """Plan the writes of `flat` on `rank`. Local; reads plain buffers, copies nothing else.
+
+        Args:
+            flat: the state.
+            rank: this process.
+            before: the plan of another save of this rank; what still holds of it is not made again.
 
         Raises:
             CaptureError: a tensor is of a dtype that the format does not know.
         """
         own = rank_prefix(rank)
-        items: list[WriteItem] = []
-        shared: dict[str, str] = {}
-        specs: dict[str, tuple[str, list[int], list[int] | None]] = {}
-        buffers: dict[str, str] = {}
-        for key, tensor in flat.tensors.items():
-            spec = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), memory_order(tensor))
-            if spec[0] not in ITEMSIZE:
-                raise CaptureError(f"{key} has the dtype {spec[0]}, which the format does not know", key=key)
-            specs[key] = spec
-            if isinstance(tensor, (DTensor, FlatShard)):
-                items += [item for item in dcp.write_items(key, tensor) if _holds_data(item)]
-            elif rank == 0 or key.startswith(own):
-                items += dcp.write_items(key, tensor)
-            if not key.startswith(own):
-                shared[key] = f"{spec[0]}{spec[1]}"
-                if flat.kinds.get(key) == "buffer" and not isinstance(tensor, DTensor):
-                    buffers[key] = _content_hash(tensor)
+        structure = before.structure if before is not None and before.structure.fits(flat) else Structure.of(flat, rank)
+        shared = dict(structure.shared)
         values: dict[str, Any] = {}
         for key, value in flat.values.items():
             encoded = encode_value(value, key)
             if not key.startswith(own):
-                shared[key] = _hash(canonical_bytes(encoded))
+                shared[key] = hash_of(canonical_bytes(encoded))
             if rank == 0 or key.startswith(own):
-                items += dcp.write_items(key, value)
                 values[key] = encoded
-        tree = encode_value(flat.tree, "state", ref_type=Ref)
-        own_tree = encode_value(flat.local_tree, "state", ref_type=Ref)
         evidence = Evidence(
             shared=shared,
-            tree=_hash(canonical_bytes(tree)),
-            buffers=buffers,
+            tree=structure.tree_hash,
+            buffers={key: _content_hash(flat.tensors[key]) for key in structure.buffers},
             paths={key: path for key, path in flat.paths.items() if key.startswith(own)},
         )
-        part_tree = {**(tree if rank == 0 else {}), "rank": {str(rank): own_tree}}
-        trained = trained_keys(flat.values, flat.ties)
-        finite = trained | {key for key, kind in flat.kinds.items() if kind == "optimizer"}
-        ties, paths = dict(flat.ties), dict(flat.paths)
-        return cls(items, evidence, specs, values, part_tree, ties, paths, trained, finite)
+        return cls(structure, evidence, values, dict(flat.ties), dict(flat.paths))
 
+    @property
+    def items(self) -> list[WriteItem]:
+        """DCP write items of this rank, before deduplication."""
+        return self.structure.items
 
-def memory_order(tensor: torch.Tensor) -> list[int] | None:
-    """The dims of this rank's part of a dense tensor from slowest to fastest where that is not row-major, else None.
+    @property
+    def specs(self) -> dict[str, Spec]:
+        """Of all tensors this rank knows."""
+        return self.structure.specs
 
-    Only layouts that a permutation of dims explains count (channels_last, a transposed weight); expanded or padded ones
-    are saved as row-major.
-    """
-    if isinstance(tensor, FlatShard):
-        return None if tensor.order is None else list(tensor.order)
-    tensor = local_tensor(tensor)
-    if tensor.dim() < 2 or tensor.is_contiguous():
-        return None
-    strides = tensor.stride()
-    order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
-    return order if tensor.permute(order).is_contiguous() else None
+    @property
+    def tree(self) -> Any:
+        """JSON-able, for this rank's manifest part: rank 0's holds what all share, each its own under `rank.<r>`."""
+        return self.structure.tree
 
 
 class Planner(SavePlanner):
@@ -185,7 +150,7 @@ class Planner(SavePlanner):
         return SavePlan(self._local.items, planner_data=self._local.evidence)
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Compare, deduplicate (the lowest rank that holds an item writes it), describe. Rank 0 alone.
+        """Compare, deduplicate, describe. Rank 0 alone.
 
         Raises:
             RanksDisagreeError: ranks hold different structure, or different values under one key.
@@ -199,13 +164,7 @@ class Planner(SavePlanner):
             )
         evidence: list[Evidence] = [plan.planner_data for plan in all_plans]
         _compare(evidence)
-        taken: set[Any] = set()
-        plans = []
-        for plan in all_plans:
-            items = [item for item in plan.items if item.index not in taken]
-            taken.update(item.index for item in items)
-            plans.append(SavePlan(items))
-        plans, metadata = dcp.global_plan(plans)
+        plans, metadata = dcp.global_plan(_shared_out(all_plans))
         for key, twin in self._local.ties.items():
             metadata.state_dict_metadata[key] = metadata.state_dict_metadata[twin]
         paths = dict(self._local.paths)
@@ -260,15 +219,26 @@ def _compare(evidence: list[Evidence]) -> None:
             )
 
 
-def _holds_data(item: WriteItem) -> bool:
-    # A rank whose shard of an uneven DTensor is empty has nothing to write, and its zero-sized piece would collide with
-    # that of the next empty rank. A tensor without any element keeps one piece, so that it is not lost.
+def _shared_out(plans: list[SavePlan]) -> list[SavePlan]:
+    """Each item on one of the ranks that have it: the largest first, on the one that has least to write so far."""
+    holders: dict[MetadataIndex, list[int]] = {}
+    sizes: dict[MetadataIndex, int] = {}
+    for rank, plan in enumerate(plans):
+        for item in plan.items:
+            holders.setdefault(item.index, []).append(rank)
+            sizes[item.index] = _size_bytes(item)
+    loads = [0] * len(plans)
+    writer: dict[MetadataIndex, int] = {}
+    # Who alone has something writes it: that is the load which the others are measured by.
+    for index in sorted(holders, key=lambda index: (len(holders[index]) > 1, -sizes[index])):
+        writer[index] = min(holders[index], key=lambda rank: (loads[rank], rank))
+        loads[writer[index]] += sizes[index] + _ITEM_COST
+    return [SavePlan([item for item in plan.items if writer[item.index] == rank]) for rank, plan in enumerate(plans)]
+
+
+def _size_bytes(item: WriteItem) -> int:
     data = item.tensor_data
-    return data is None or data.chunk.sizes.numel() > 0 or data.size.numel() == 0
-
-
-def _hash(data: bytes) -> str:
-    return xxhash.xxh3_64_hexdigest(data)
+    return data.chunk.sizes.numel() * data.properties.dtype.itemsize if data is not None else 0
 
 
 def _content_hash(tensor: torch.Tensor) -> str:

@@ -14,33 +14,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import SaveError
 from ..ranks import portable
-from ..state.flat import FlatState
 from ..state.flat_shard import FlatShard
 from . import dcp
-from .plan import FAILED, local_tensor
-from .trained import trained_keys
+from .plan import FAILED
+from .structure import local_tensor
 
-__all__ = ["Stager", "late_keys"]
+__all__ = ["Stager"]
 
-_SMALL = 1 << 16  # bytes; a tensor below is copied sooner than it is looked after
 _SAMPLE = 8  # elements at either end of a tensor
-
-
-def late_keys(flat: FlatState) -> frozenset[str]:
-    """Flat keys of the tensors that nothing but an optimizer's `step` changes: they may be copied until the next one.
-
-    Those are the parameters it trains and its own state. Not parameters that it does not have, such as an averaged
-    copy; not what FSDP1 gathers into memory of its own; and only what lies in host memory, where a thread can copy it.
-    """
-    trained = trained_keys(flat)
-    return frozenset(
-        key
-        for key, tensor in flat.tensors.items()
-        if (flat.kinds.get(key) == "optimizer" or (key in trained and flat.kinds.get(key) == "parameter"))
-        and not isinstance(tensor, FlatShard)
-        and tensor.device.type == "cpu"
-        and local_tensor(tensor).nbytes >= _SMALL
-    )
 
 
 class Stager(AsyncStager):
@@ -73,10 +54,10 @@ class Stager(AsyncStager):
             weakref.finalize(self, self._hook.remove)
 
     def expect(self, late: frozenset[str]) -> None:
-        """Say which flat keys of what is staged next may be copied late, see `late_keys`."""
+        """Say which flat keys of what is staged next may be copied late, see `Structure.late`."""
         self._late = late if self._hook is not None else frozenset()
 
-    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any] | Future[dict[str, Any]]:  # type: ignore[override]
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any] | Future[dict[str, Any]]:
         """Flat key -> host copy of this rank's part, row-major; values as they are, capture copied them."""
         try:
             late = _Late()

@@ -203,8 +203,8 @@ class AttemptWriter(StorageWriter):
         ref = PartRef(rank=self._rank, name=of_part.name, size_bytes=of_part.size_bytes, digest=of_part.digest)
         sizes = {one.name: one.size_bytes for one in [*objects, of_part]}
         share = (
-            trained.summary(self._local.trained, tensors, self._local.values),
-            health.summary(self._local.finite, tensors),
+            trained.summary(self._local.structure.trained, tensors, self._local.values),
+            health.summary(self._local.structure.finite, tensors),
         )
         return [*results, WriteResult(_PART, of_part.size_bytes, (ref, sizes, share))]
 

@@ -58,9 +58,10 @@ class CheckpointManager(RunView):
         keep: which checkpoints have a reason to live; the others are deleted after a commit. Default: all live.
         mode: ``async`` holds the loop while the state is copied and writes in the background; ``sync`` holds it until
             the checkpoint is committed.
-        stage: in ``async`` mode, ``overlap`` copies what only an optimizer's step changes (parameters, moments) while the
-            next forward and backward run, and every optimizer waits for that before it steps; ``block`` copies all
-            before a save returns. Choose that if anything else writes into them in place: clipped weights, assignments.
+        stage: in ``async`` mode, ``overlap`` copies what only an optimizer's step changes (parameters, moments) while
+            the next forward and backward run, and every optimizer waits for that before it steps; ``block`` copies all
+            before a save returns. Choose that if anything else writes into them in place: clipped weights,
+            assignments.
         fresh: begin anew over whatever the run holds; its checkpoints stay, off the new lineage.
         on_save_error: ``raise`` the failure of a save, or ``warn`` and train on; the last save, and errors that will
             not pass by themselves, are raised all the same.

@@ -8,6 +8,7 @@ import os
 import pickle
 from pathlib import Path
 
+from torch.distributed.checkpoint.planner import WriteItemType
 from torch.serialization import DEFAULT_PROTOCOL
 
 from ..engine.plan import LocalPlan
@@ -46,6 +47,8 @@ def worst_case_bytes(flat: FlatState, local: LocalPlan, rank: int) -> int:
             total += math.prod(shape) * ITEMSIZE[dtype]
     total += -(-total // BLOCK_SIZE) * DIGEST_SIZE
     for item in local.items:
+        if not (rank == 0 or item.type == WriteItemType.SHARD or item.index.fqn.startswith(own)):
+            continue  # rank 0 has it as well
         dims = len(item.tensor_data.size) if item.tensor_data else 0
         total += _ITEM + _NAME * len(item.index.fqn.encode()) + 64 * dims
     for key, value in local.values.items():

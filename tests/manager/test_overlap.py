@@ -1,4 +1,4 @@
-"""Copies that are made while the next forward and backward run: whatever the loop does, the checkpoint is of its moment."""
+"""Copies made while the next forward and backward run: whatever the loop does, a checkpoint is of its own moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 from resilio import CheckpointManager, TrainingState
-from resilio.engine import stage
+from resilio.engine import stage, structure
 from resilio.errors import ConfigError, SaveError
 from resilio.testing.worlds import run_world
 
@@ -262,7 +262,7 @@ def train_over_saves(rank: int, world: int, url: str, strategy: str) -> None:
     """A loop that saves at every step: each checkpoint is that of its own step."""
     from workload import assert_same, build, snapshot
 
-    stage._SMALL = 0  # all of its small tensors late
+    structure._EARLY = 0  # all of its small tensors late
     job = build(strategy, rank, world)
     want = {}
     with CheckpointManager(url, job.state(), timeout_s=60) as ckpt:
