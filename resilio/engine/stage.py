@@ -15,12 +15,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..errors import SaveError
 from ..ranks import portable
 from ..state.flat_shard import FlatShard
-from . import dcp
+from . import dcp, host_memory
 from .plan import FAILED
 from .structure import local_tensor
 
 __all__ = ["Stager"]
 
+_WORTH_ASKING = 1 << 24  # bytes; less is never what a host lacks
 _SAMPLE = 8  # elements at either end of a tensor
 
 
@@ -97,15 +98,18 @@ class Stager(AsyncStager):
     def _copies(self, state_dict: dict[str, Any], late: _Late) -> dict[str, Any]:
         staged: dict[str, Any] = {}
         buffers: dict[str, torch.Tensor] = {}
+        missing = {key: local_tensor(value) for key, value in state_dict.items() if self._lacks(key, value)}
+        _refuse_without_memory(sum(tensor.nbytes for tensor in missing.values()))
         for key, value in state_dict.items():
             if not isinstance(value, torch.Tensor):
                 staged[key] = value
                 continue
             local = local_tensor(value)
-            buffer = self._buffers.get(key)
-            if buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype:
+            if key in missing:
                 with torch.inference_mode(False):  # a buffer made in inference mode cannot be written outside of it
                     buffer = torch.empty(local.shape, dtype=local.dtype, device="cpu")
+            else:
+                buffer = self._buffers[key]
             buffers[key] = buffer
             if key in self._late:
                 late.add(key, local, buffer)
@@ -114,6 +118,13 @@ class Stager(AsyncStager):
             staged[key] = value.like(buffer) if isinstance(value, FlatShard) else buffer
         self._buffers = buffers  # what the state no longer has is given back
         return staged
+
+    def _lacks(self, key: str, value: Any) -> bool:
+        """Whether there is no buffer for it yet."""
+        if not isinstance(value, torch.Tensor):
+            return False
+        buffer, local = self._buffers.get(key), local_tensor(value)
+        return buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype
 
     def synchronize_staging(self) -> None:
         """Nothing to wait for: DCP takes the future of `stage`."""
@@ -169,6 +180,19 @@ class _Late:
                     "the next step of the optimizer, or pass stage='block' to the CheckpointManager",
                     key=self._keys[index // 2],
                 )
+
+
+def _refuse_without_memory(needed_bytes: int) -> None:
+    """Raise rather than be killed, where the kernel says how much memory is left."""
+    available = host_memory.available_bytes() if needed_bytes >= _WORTH_ASKING else None
+    if available is not None and needed_bytes > available:
+        raise SaveError(
+            f"no host memory to copy the state: it takes {needed_bytes:,} bytes, and {available:,} are available. "
+            "Use mode='sync', which writes without a copy, or let other processes use less. Nothing was written",
+            needed_bytes=needed_bytes,
+            available_bytes=available,
+            cause="MemoryError",
+        )
 
 
 def _ends(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
