@@ -16,6 +16,7 @@ from .types import CheckpointRef, Damage
 
 __all__ = [
     "Event",
+    "Quarantined",
     "RestoreFailed",
     "Restored",
     "SaveFailed",
@@ -160,3 +161,20 @@ class Verified(Event):
 
     ref: CheckpointRef
     damage: tuple[Damage, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quarantined(Event):
+    """A checkpoint was put in quarantine: a restore passed over it, and found the damage to be its own.
+
+    It comes before the `Restored` of the same restore.
+
+    Attributes:
+        ref: which.
+        because: why, as it is written down.
+        problems: what was found.
+    """
+
+    ref: CheckpointRef
+    because: str
+    problems: tuple[Damage, ...] = ()

@@ -14,6 +14,7 @@ from ..errors import (
     IntegrityError,
     NewerFormatError,
     NoCheckpointError,
+    NotFoundError,
     OutOfSpaceError,
     ResilioError,
     StorageError,
@@ -26,12 +27,23 @@ from ..records.holds import Lease, lease
 from ..records.keys import METADATA, attempt_key
 from ..records.manifest import LoadedManifest, load_manifest
 from ..records.problems import joined
+from ..records.quarantine import listed, why
 from ..records.run import refuse_newer
 from ..records.unfinished import unfinished
-from ..storage.base import Storage
+from ..storage.base import ObjectInfo, Storage
 from ..types import CheckpointInfo, CheckpointRef, Damage
 
-__all__ = ["Picked", "Picker", "Source", "Which", "candidates", "is_damage", "nothing_left", "passed_over"]
+__all__ = [
+    "Picked",
+    "Picker",
+    "Source",
+    "Which",
+    "candidates",
+    "is_damage",
+    "is_finding",
+    "nothing_left",
+    "passed_over",
+]
 
 _log = logging.getLogger("resilio")
 
@@ -129,6 +141,8 @@ def open_checkpoint(catalog: Catalog, ref: CheckpointRef, clock: Clock) -> tuple
 class Picker:
     """The choice of a restore: one checkpoint after the other, the best first, each leased while it is tried.
 
+    Where the newest is asked for, those in quarantine are passed over unread.
+
     Every rank has one; rank 0's is asked, so that all ranks take the same.
 
     Args:
@@ -143,16 +157,18 @@ class Picker:
     ) -> None:
         self.catalog: Catalog | None = None  # what the run held when the choice was made
         self.hold: Lease | None = None  # on the one picked last
+        self.findings: list[Damage] = []  # on rank 0: what of those passed over is a finding about their content
         self._storage = storage
         self._which = which
         self._clock = clock
         self._foreign = foreign
         self._refs: Iterator[CheckpointRef] = iter(())
         self._tried: list[CheckpointRef] = []
+        self._quarantined: dict[CheckpointRef, list[ObjectInfo]] = {}
         self._listings = 0
 
     def next(self) -> tuple[Picked | None, list[Damage]]:
-        """The next one whose records are whole, and those before it whose records are not.
+        """The next one whose records are whole, and those before it whose records are not, or are in quarantine.
 
         One that a running job's sweep has deleted since it was listed is not damaged: there is a newer one then.
 
@@ -175,6 +191,12 @@ class Picker:
         while (ref := next(self._refs, None)) is not None:
             assert self.catalog is not None
             self._tried.append(ref)
+            reasons = self._reasons(ref)
+            if reasons is not None and self._which == "newest":
+                bad.append(Damage(str(ref), f"in quarantine: {reasons}", {"ref": ref, "quarantined": reasons}))
+                continue
+            if reasons is not None:
+                _log.warning("restoring what is in quarantine, as asked for: %s because %s", ref, reasons)
             try:
                 info, manifest, self.hold = open_checkpoint(self.catalog, ref, self._clock)
                 return (info, manifest), bad
@@ -183,11 +205,28 @@ class Picker:
                     raise
                 if not self._look_anew(ref):
                     bad.append(passed_over(ref, error))
+                    if is_finding(error):
+                        self.findings.append(bad[-1])
         return None, bad
+
+    def found(self, damage: Damage, error: ResilioError) -> None:
+        """The one picked last was read, and is `damage`.
+
+        Ranks: any; rank 0 keeps it, if the checkpoint was held all the while.
+        """
+        if self.hold is not None and self.hold.sure and is_finding(error):
+            self.findings.append(
+                Damage(damage.where, damage.what, {**damage.facts, "attempt": self.hold.commit.attempt})
+            )
+
+    def _reasons(self, ref: CheckpointRef) -> str | None:
+        """Why `ref` is in quarantine; None if it is not."""
+        return why(self._storage, ref, self._quarantined[ref]) if ref in self._quarantined else None
 
     def _choose_from(self, catalog: Catalog) -> None:
         self._listings += 1
         self.catalog = catalog
+        self._quarantined = listed(self._storage) if catalog.commits else {}
         self._refs = (ref for ref in candidates(catalog, self._which) if ref not in self._tried)
 
     def _look_anew(self, ref: CheckpointRef) -> bool:
@@ -236,6 +275,15 @@ def is_damage(error: BaseException) -> bool:
     return isinstance(error, (IntegrityError, FormatError, StorageError))
 
 
+def is_finding(error: ResilioError) -> bool:
+    """Whether damage is of the checkpoint itself, so that it would be found again elsewhere, and can be written down.
+
+    Not so where this host may not read it, or where two ranks have read different things.
+    """
+    content = isinstance(error, IntegrityError | FormatError | NotFoundError)
+    return content and is_damage(error) and not error.facts.get("ranks_differ")
+
+
 def passed_over(ref: CheckpointRef, error: ResilioError) -> Damage:
     """A line of the report: which checkpoint was not taken, and why."""
     return Damage(str(ref), f"{type(error).__name__}: {error}", {"ref": ref, **error.facts})
@@ -243,10 +291,15 @@ def passed_over(ref: CheckpointRef, error: ResilioError) -> Damage:
 
 def nothing_left(url: str, passed: list[Damage]) -> IntegrityError:
     """What to raise when no checkpoint of the lineage can be restored: never a reason for a fresh start."""
-    listed = "".join(f"\n  {damage}" for damage in passed)
+    lines = "".join(f"\n  {damage}" for damage in passed)
+    held = [damage for damage in passed if "quarantined" in damage.facts]
+    way_out = "restore an abandoned one by its step, or begin anew beside them with fresh=True."
+    if held:
+        step = held[0].facts["ref"].step
+        way_out = f"release what is in quarantine if it is good (`resilio release {url} {step}`), {way_out}"
     return IntegrityError(
         f"{url}: none of the {len(passed)} checkpoint(s) of the lineage can be restored; live state is as it was."
-        f"{listed}\nMend the store, restore an abandoned one by its step, or begin anew beside them with fresh=True.",
+        f"{lines}\nMend the store, {way_out}",
         url=url,
         passed_over=passed,
     )

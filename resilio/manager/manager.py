@@ -201,6 +201,8 @@ class CheckpointManager(RunView):
             check_fingerprints: whether to prove that each tensor, over all ranks, has the values that were saved,
                 before live state is touched. Bytes are checked against their digests in any case.
 
+        The newest is the newest whole one: damaged ones are passed over, and quarantined if their content is to blame.
+
         Returns:
             What was found (`found` is None on a new run) and how each component came back.
 

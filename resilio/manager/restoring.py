@@ -118,6 +118,7 @@ def _restore(
             if isinstance(source, ForeignCheckpoint) or not picker.may_pass_over(error):
                 raise
             bad = [passed_over(info.ref, error)]
+            picker.found(bad[0], error)
             _warn(_DAMAGED, bad, ranks)
             passed += bad
         del plan  # its scratch memory, before the next one's

@@ -45,6 +45,7 @@ from ..records.sweep import sweep
 from ..storage.base import Storage
 from ..types import CheckpointInfo, CheckpointRef, Scalar
 from .choosing import Picker
+from .quarantining import quarantine_findings
 from .telling import Held, Teller
 
 __all__ = ["Committer", "SaveJob", "numbers"]
@@ -142,6 +143,8 @@ class Committer:
         self._picker = picker
         self.writer.saw_restore(picker.catalog, chosen)
         self._meet_run(picker.catalog)
+        if chosen is not None:
+            quarantine_findings(self.storage, picker.findings, self.clock, self.teller)
 
     def note_trained(self, step: int, trained: Trained) -> None:
         """A checkpoint was made: warn if nothing was learned since the one before."""

@@ -18,6 +18,7 @@ from .abandoned import Abandonment
 from .catalog import Catalog, RecordCache, discover, list_attempts
 from .commits import find_commit
 from .holds import Holds, pins
+from .quarantine import asked_twice, listed
 
 __all__ = ["OFF_LINEAGE_S", "Claims", "Explanation", "Fate", "Keep", "Looked", "explain", "look"]
 
@@ -246,7 +247,8 @@ class _Decision:
         catalog = self.looked.catalog
         infos, absent, damaged, gone = self._split()
         on = [info for info in infos if info.on_lineage]
-        sound = self._sound(on)
+        quarantined = listed(catalog.storage)
+        sound = [info.ref for info in on if info.ref not in quarantined]
         self._ask(infos, claims)
         fit = self._fit(on, sound)
         reasons = self._reasons(on, sound, fit, keep)
@@ -288,10 +290,6 @@ class _Decision:
                 absent.append(ref)
         return infos, absent, damaged, gone
 
-    def _sound(self, on: list[CheckpointInfo]) -> list[CheckpointRef]:
-        quarantined = [info.key for info in self.looked.catalog.storage.list(keys.QUARANTINE)]
-        return [info.ref for info in on if not any(keys.holds(key, info.ref) for key in quarantined)]
-
     @staticmethod
     def _fit(on: list[CheckpointInfo], sound: list[CheckpointRef]) -> list[CheckpointRef]:
         """Those to go on from. One whose values were never counted is among them: nothing goes on missing evidence."""
@@ -309,7 +307,7 @@ class _Decision:
         self, on: list[CheckpointInfo], sound: list[CheckpointRef], fit: list[CheckpointRef], keep: Keep
     ) -> dict[CheckpointRef, list[str]]:
         """Of the lineage: why each lives, an empty list if nobody knows."""
-        given = keep(on)
+        given = asked_twice(keep, on, sound)
         reasons = {info.ref: [given[info.ref]] if given.get(info.ref) else [] for info in on}
         silent = not any(reasons.values())
         newest = self.looked.catalog.newest

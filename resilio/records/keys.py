@@ -34,6 +34,7 @@ __all__ = [
     "holds",
     "lease_key",
     "object_key",
+    "parse_about",
     "parse_attempt",
     "parse_commit",
     "parse_data_name",
@@ -41,6 +42,7 @@ __all__ = [
     "parse_hold",
     "part_name",
     "pin_key",
+    "quarantine_key",
     "split_attempt_key",
     "stem",
 ]
@@ -68,7 +70,8 @@ _MAX_RANK = 10_000_000
 _COMMIT = re.compile(r"commits/([0-9]{9})-g([0-9]{6})\.json")
 _GENERATION = re.compile(r"generations/([0-9]{6})\.json")
 _ATTEMPT = re.compile(r"step-([0-9]{9})-g([0-9]{6})-([0-9a-f]{4,32})")
-_HOLD = re.compile(r"(pins/|leases/)([0-9]{9})-g([0-9]{6})-[0-9a-f]{4,32}\.json")
+_ABOUT = re.compile(r"([0-9]{9})-g([0-9]{6})")
+_HOLD = re.compile(r"(pins/|leases/|quarantine/)([0-9]{9})-g([0-9]{6})-[0-9a-f]{4,32}\.json")
 _SUFFIX = re.compile(r"[0-9a-f]{4,32}")
 _DATA = re.compile(r"__(0|[1-9][0-9]{0,7})_(0|[1-9][0-9]{0,8})\.distcp")
 
@@ -188,10 +191,21 @@ def lease_key(ref: CheckpointRef, suffix: str) -> str:
     return f"{LEASES}{stem(ref)}-{_suffix(suffix)}.json"
 
 
+def quarantine_key(ref: CheckpointRef, suffix: str) -> str:
+    """Key of a quarantine record: `quarantine/000004000-g000007-7f3a.json`. `suffix` as for an attempt."""
+    return f"{QUARANTINE}{stem(ref)}-{_suffix(suffix)}.json"
+
+
 def parse_hold(key: str) -> CheckpointRef | None:
-    """The checkpoint that the pin or lease of this key holds, None if it is no such key."""
+    """The checkpoint that the pin, lease or quarantine record of this key is about, None if it is no such key."""
     found = _HOLD.fullmatch(key)
     return _ref(found[2], found[3]) if found else None
+
+
+def parse_about(key: str) -> CheckpointRef | None:
+    """The checkpoint that `holds` finds an object of this key to be about, None if there is none."""
+    found = _ABOUT.match(key.rpartition("/")[2])
+    return _ref(found[1], found[2]) if found else None
 
 
 def holds(key: str, ref: CheckpointRef) -> bool:

@@ -17,7 +17,9 @@ from ..errors import ConfigError, FormatError, NewerFormatError
 __all__ = [
     "FORMAT",
     "LEASE_LIMIT_S",
+    "TEXT_LIMIT",
     "CommitRecord",
+    "Finding",
     "GenerationRecord",
     "LeaseRecord",
     "Manifest",
@@ -27,6 +29,7 @@ __all__ = [
     "PartRef",
     "Piece",
     "PinRecord",
+    "QuarantineRecord",
     "RunRecord",
     "Sealed",
     "TensorRecord",
@@ -37,13 +40,14 @@ __all__ = [
 
 FORMAT = 1
 LEASE_LIMIT_S = 2_678_400  # 31 days: no lease is longer, so that a damaged one cannot hold for ever
+TEXT_LIMIT = 4096  # characters
 
 Step = Annotated[int, msgspec.Meta(ge=0, le=999_999_999)]
 Generation = Annotated[int, msgspec.Meta(ge=1, le=999_999)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,20}:[0-9a-f]{1,128}$")]  # "xxh3_128:9f86…"
-Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Text = Annotated[str, msgspec.Meta(max_length=TEXT_LIMIT)]
 Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Dims = Annotated[list[Size], msgspec.Meta(max_length=64)]
 
@@ -155,6 +159,35 @@ class LeaseRecord(Sealed, kw_only=True):
     host: str = ""
     pid: int = 0
     time_s: float = 0.0
+
+
+class Finding(msgspec.Struct, kw_only=True):
+    """One problem of a checkpoint: which object or tensor, and what is wrong with it."""
+
+    where: Text
+    what: Text
+
+
+class QuarantineRecord(Sealed, kw_only=True):
+    """`quarantine/<step>-g<generation>-<hex>.json`: a finding that a checkpoint must not be resumed from.
+
+    `problems` are the first of what was found, `more` is how many there are besides.
+    """
+
+    way_out = "Delete it, or run `resilio release`, once its checkpoint is known to be good: until then it counts."
+
+    format: int
+    step: Step
+    generation: Generation
+    because: Text
+    found_by: Text = ""  # person, restore, verify, drill
+    attempt: Text = ""  # the folder that was looked at, where known
+    problems: list[Finding] = []
+    more: Size = 0
+    host: str = ""
+    pid: int = 0
+    time_s: float = 0.0
+    version: str = ""  # of resilio
 
 
 class ObjectRecord(msgspec.Struct, kw_only=True):

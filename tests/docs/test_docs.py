@@ -208,6 +208,7 @@ def section(heading: str) -> str:
         ("### `commits/<step>-g<generation>.json`", [schema.CommitRecord]),
         ("### `pins/<step>-g<generation>-<hex>.json`", [schema.PinRecord]),
         ("### `leases/<step>-g<generation>-<hex>.json`", [schema.LeaseRecord]),
+        ("### `quarantine/<step>-g<generation>-<hex>.json`", [schema.QuarantineRecord, schema.Finding]),
         ("### `manifest.json`", [schema.Manifest]),
         ("### `manifest-<rank>.json`", [schema.ManifestPart, schema.TensorRecord, schema.Piece]),
     ],
