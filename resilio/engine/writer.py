@@ -22,7 +22,7 @@ from .. import failpoints
 from ..errors import InternalError, SaveError
 from ..ranks import portable
 from ..records import keys
-from ..records.digests import DIGEST_SIZE, Digester, append_block_digests, digest_of
+from ..records.digests import DIGEST_SIZE, TAMPER_EVIDENT, Digester, append_block_digests, digest_of
 from ..records.schema import FORMAT, ManifestPart, ObjectRecord, PartRef, Piece, TensorRecord, encode
 from ..storage.base import Storage, Writer
 from . import dcp, health, trained
@@ -158,7 +158,7 @@ class AttemptWriter(StorageWriter):
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         failpoints.hit("save.data_open", self._rank)
         name = keys.data_name(self._rank, 0)
-        data = _DataObject(Digester(self._digest))
+        data = _DataObject(self._digest)
         results: list[WriteResult] = []
         tensors: dict[str, TensorRecord] = {}
         # torch.save's CRC32 would be the slowest pass over the data, and our digests cover the same bytes.
@@ -186,7 +186,7 @@ class AttemptWriter(StorageWriter):
         finally:
             torch.serialization.set_crc32_options(crc)
         failpoints.hit("save.data_written", self._rank)
-        objects = [ObjectRecord(name=name, size_bytes=data.tell(), digest=data.digest.text())]
+        objects = [ObjectRecord(name=name, size_bytes=data.tell(), digest=data.digest.text(), rest=data.rest())]
         objects.append(self._put(keys.digests_name(name), bytes(data.blocks)))
         written_values = {item.index.fqn for item in plan.items if item.type == WriteItemType.BYTE_IO}
         part = ManifestPart(
@@ -227,10 +227,12 @@ class AttemptWriter(StorageWriter):
 class _DataObject:
     """The stream `torch.save` writes into: counts, digests, and notices the raw bytes of the tensor passing by."""
 
-    def __init__(self, digest: Digester) -> None:
+    def __init__(self, algorithm: str) -> None:
         self.sink: Writer | None = None
-        self.digest = digest
+        self.digest = Digester(algorithm)
         self.blocks = bytearray()
+        self._rest = None if algorithm in TAMPER_EVIDENT else Digester(algorithm)
+        self._between = bytearray()  # what `_rest` has yet to take
         self._position = 0
         self._awaited: tuple[int, int] | None = None  # address and length of the tensor being written
         self._seen_at: list[int] = []  # where its bytes went
@@ -240,6 +242,14 @@ class _DataObject:
 
     def tell(self) -> int:
         return self._position
+
+    def rest(self) -> str | None:
+        """The digest over what is in no tensor; None where that and block digests are no match for `digest`."""
+        if self._rest is None:
+            return None
+        self._rest.update(self._between)
+        self._between.clear()
+        return self._rest.text()
 
     def flush(self) -> None:
         pass
@@ -251,6 +261,10 @@ class _DataObject:
         if self._awaited is not None and len(view) == self._awaited[1] and _address(view) == self._awaited[0]:
             self._seen_at.append(self._position)
             append_block_digests(self.blocks, view)
+        elif self._rest is not None:
+            self._between += view
+            if len(self._between) >= _SMALL:
+                self.rest()
         if len(view) < _SMALL:
             self._small += view
             if len(self._small) >= _SMALL:

@@ -7,6 +7,7 @@ KiB blocks are the largest tried that let ranks of another world read about what
 from __future__ import annotations
 
 import hashlib
+import struct
 import zlib
 from typing import Protocol
 
@@ -18,6 +19,7 @@ __all__ = [
     "ALGORITHMS",
     "BLOCK_SIZE",
     "DIGEST_SIZE",
+    "TAMPER_EVIDENT",
     "Digester",
     "append_block_digests",
     "bad_blocks",
@@ -31,6 +33,7 @@ __all__ = [
 Buffer = bytes | bytearray | memoryview
 
 ALGORITHMS = ("xxh3_128", "crc32", "sha256")
+TAMPER_EVIDENT = ("sha256",)  # hold against who wants to deceive, as block digests do not
 BLOCK_SIZE = 65536  # bytes of a piece under one block digest
 DIGEST_SIZE = 8  # bytes of a block digest: xxh3_64, little-endian
 
@@ -137,9 +140,10 @@ def append_block_digests(out: bytearray, data: Buffer) -> int:
     `data` starts on a block border and, unless it is the end of the piece, ends on one.
     """
     view = _bytes_of(data)
-    for at in range(0, len(view), BLOCK_SIZE):
-        out += _block_digest(view[at : at + BLOCK_SIZE])
-    return block_count(len(view))
+    digest = xxhash.xxh3_64_intdigest
+    blocks = [digest(view[at : at + BLOCK_SIZE]) for at in range(0, len(view), BLOCK_SIZE)]
+    out += struct.pack(f"<{len(blocks)}Q", *blocks)
+    return len(blocks)
 
 
 def verify_blocks(data: Buffer, expected: Buffer, where: str, first_block: int = 0) -> None:
@@ -161,14 +165,13 @@ def verify_blocks(data: Buffer, expected: Buffer, where: str, first_block: int =
             where=where,
             block=first_block,
         )
-    for number, at in enumerate(range(0, len(view), BLOCK_SIZE)):
-        if _block_digest(view[at : at + BLOCK_SIZE]) != digests[number * DIGEST_SIZE : (number + 1) * DIGEST_SIZE]:
-            block = first_block + number
-            raise IntegrityError(
-                f"{where} is damaged in block {block} (bytes {block * BLOCK_SIZE} and on of the piece)",
-                where=where,
-                block=block,
-            )
+    for number in bad_blocks(view, digests)[:1]:
+        block = first_block + number
+        raise IntegrityError(
+            f"{where} is damaged in block {block} (bytes {block * BLOCK_SIZE} and on of the piece)",
+            where=where,
+            block=block,
+        )
 
 
 def bad_blocks(data: Buffer, expected: Buffer) -> list[int]:
@@ -177,24 +180,14 @@ def bad_blocks(data: Buffer, expected: Buffer) -> list[int]:
     Raises:
         IntegrityError: there are not as many digests as blocks.
     """
-    view, digests = _bytes_of(data), _bytes_of(expected)
-    try:
-        verify_blocks(view, digests, "")  # all at once: damage is rare
-    except IntegrityError:
-        if len(digests) != DIGEST_SIZE * block_count(len(view)):
-            raise
-    else:
+    found, digests = bytearray(), _bytes_of(expected)
+    count = append_block_digests(found, data)
+    if len(found) != len(digests):
+        raise IntegrityError(f"there are {len(digests)} bytes of block digests for {count} blocks")
+    if found == digests:  # all at once: damage is rare
         return []
-    blocks = (view[at : at + BLOCK_SIZE] for at in range(0, len(view), BLOCK_SIZE))
-    return [
-        number
-        for number, block in enumerate(blocks)
-        if _block_digest(block) != digests[number * DIGEST_SIZE : (number + 1) * DIGEST_SIZE]
-    ]
-
-
-def _block_digest(block: memoryview) -> bytes:
-    return xxhash.xxh3_64_intdigest(block).to_bytes(DIGEST_SIZE, "little")
+    spans = (slice(DIGEST_SIZE * number, DIGEST_SIZE * (number + 1)) for number in range(count))
+    return [number for number, span in enumerate(spans) if found[span] != digests[span]]
 
 
 def _bytes_of(data: Buffer) -> memoryview:

@@ -208,7 +208,8 @@ class _View:
         key = keys.object_key(self.attempt, record.name, where)
         if key in self.objects:
             raise FormatError(f"{where}: object {record.name!r} is named twice", where=where)
-        digester_for(record.digest, where)
+        for digest in filter(None, (record.digest, record.rest)):
+            digester_for(digest, where)
         self.objects[key] = record
         return key
 

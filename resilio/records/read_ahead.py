@@ -22,13 +22,15 @@ def readers(concurrency: int) -> int:
 def in_order(tasks: Iterable[_T], work: Callable[[_T], _R], threads: int) -> Iterator[_R]:
     """What `work` returns for each of `tasks`, in their order; one more than `threads` is begun and not yet taken.
 
+    Of no `threads`, each is worked on when it is asked for.
+
     The first error ends it, after those that had begun have ended. What was yielded is the caller's until the next one
     is asked for: `threads + 2` results are in memory at the most.
     """
     given = iter(tasks)
     first = list(islice(given, 2))
-    if len(first) < 2:  # the common small object: a thread would only cost
-        yield from map(work, first)
+    if len(first) < 2 or not threads:  # of the common small object a thread would only cost
+        yield from map(work, chain(first, given))
         return
     begun: deque[Future[_R]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="resilio-read") as pool:

@@ -191,11 +191,20 @@ class QuarantineRecord(Sealed, kw_only=True):
 
 
 class ObjectRecord(msgspec.Struct, kw_only=True):
-    """An object of the attempt's folder: name within the folder, length, digest over the whole."""
+    """An object of the attempt's folder.
+
+    Attributes:
+        name: within the folder.
+        size_bytes: its length.
+        digest: over the whole.
+        rest: over what lies in no piece, in its order: with the block digests this too covers each byte. None where it
+            was not computed, or where block digests are not as good as `digest`.
+    """
 
     name: Name
     size_bytes: Size
     digest: Digest
+    rest: Digest | None = None
 
 
 class PartRef(msgspec.Struct, kw_only=True):

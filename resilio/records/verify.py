@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -42,8 +42,9 @@ class Verification:
 def verify_checkpoint(storage: Storage, ref: CheckpointRef, progress: Progress | None = None) -> list[Damage]:
     """Read all of a checkpoint and compare it with its digests.
 
-    Each object's size and digest over the whole, and each 64 KiB block of each piece: a flipped bit is named by object,
-    and by tensor where it lies in one. A damaged manifest is reported alone, since it is what the rest is judged by.
+    Each object's size, each 64 KiB block of each piece, and the digest over what lies between the pieces, or over the
+    whole object where the manifest has no such one: a flipped bit is named by object, and by tensor where it lies in
+    one. A damaged manifest is reported alone, since it is what the rest is judged by.
 
     Ranks: any; local.
 
@@ -73,7 +74,7 @@ def examine_checkpoint(
     """As `verify_checkpoint`, and also less than all of it.
 
     A sample reads the chain of digests, names and sizes of all objects, all block digests, the objects that hold no
-    tensor, and some tensor data; what lies between tensors is under the digest of a whole object, which a sample does
+    tensor, and some tensor data; what lies between tensors is under a digest that needs all of it, which a sample does
     not have. An inventory is the chain, names and sizes alone.
 
     Args:
@@ -138,14 +139,14 @@ class _Verifier:
         self.total = sum(map(self._to_read, manifest.objects))
         self.digests: dict[str, bytes] = {}  # only those that are whole themselves
         # Threads only read; comparing is left to one, since threads that digest take turns at the interpreter, which
-        # made it twice as slow. A local disk is read ahead by the kernel: one is enough.
+        # made it twice as slow. A local disk is read ahead by the kernel: another thread would only cost.
         local = storage.capabilities.local_path is not None
-        self.threads = 1 if local else readers(storage.capabilities.concurrency)
+        self.threads = 0 if local else readers(storage.capabilities.concurrency)
         self.limit = _LOCAL_UNIT if local else UNIT_LIMIT
         largest = max((one.size_bytes for one in manifest.objects.values()), default=0)
         self.buffer_bytes = max([min(largest, self.limit), *(unit.end - unit.start for unit in chosen or ())])
-        # Used over and over, since fresh memory costs more than reading into it; as many as are in flight.
-        self.buffers: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
+        # Used over and over, the last one first: fresh memory costs more than reading into it, cold memory too.
+        self.buffers: deque[memoryview] = deque()
 
     def _to_read(self, key: str) -> int:
         if self.level == "inventory":
@@ -179,20 +180,20 @@ class _Verifier:
 
     def _data(self, key: str, units: Iterable[Unit], *, whole: bool) -> Iterator[Damage]:
         record = self.manifest.objects[key]
-        digester = digester_for(record.digest, key)
+        known = all(placed.digests_key in self.digests for _, placed in self.pieces.get(key, []))
+        # Each byte once: those of pieces against their blocks, the others against `rest`.
+        rest = record.rest if known else None
+        expected = rest or record.digest
+        digester = digester_for(expected, key)
         bad: dict[tuple[str, int], list[int]] = {}  # (tensor, where its piece begins) -> blocks
-        unknown = False
         try:
             for unit, buffer in in_order(units, self._read, self.threads):
                 if whole:
-                    digester.update(buffer[: unit.end - unit.start])
+                    for chunk in _outside(unit, buffer) if rest else (buffer[: unit.end - unit.start],):
+                        digester.update(chunk)
                 found = list(self._compare(unit, buffer))
-                self.buffers.put(buffer)
-                for part in unit.parts:
-                    if part.placed.digests_key in self.digests:
-                        self.judged += part.size_bytes
-                    else:
-                        unknown = True
+                self.buffers.append(buffer)
+                self.judged += sum(part.size_bytes for part in unit.parts if part.placed.digests_key in self.digests)
                 for name, at, blocks in found:
                     bad.setdefault((name, at), []).extend(blocks)
                 self._advance(unit.end - unit.start)
@@ -203,14 +204,15 @@ class _Verifier:
             some = ", ".join(map(str, blocks[:8])) + (", …" if len(blocks) > 8 else "")
             what = f"tensor {name!r}: {len(blocks)} of its 64 KiB blocks here differ from what was saved ({some})"
             yield Damage(key, what, {"tensor": name, "at": at, "blocks": blocks})
-        if whole and not bad and digester.text() != record.digest:
-            what = f"its digest is {digester.text()}, saved was {record.digest}"
-            yield Damage(key, what + ("" if unknown else "; the difference lies outside of all tensors"))
+        if whole and (rest or not bad) and digester.text() != expected:
+            subject = "the digest of what lies outside of all tensors" if rest else "its digest"
+            what = f"{subject} is {digester.text()}, saved was {expected}"
+            yield Damage(key, what + ("; the difference lies outside of all tensors" if known and not rest else ""))
 
     def _read(self, unit: Unit) -> tuple[Unit, memoryview]:
         try:
-            buffer = self.buffers.get_nowait()
-        except queue.Empty:
+            buffer = self.buffers.pop()
+        except IndexError:
             buffer = memoryview(bytearray(self.buffer_bytes))
         self.storage.read_into(unit.key, [(unit.start, buffer[: unit.end - unit.start])])
         return unit, buffer
@@ -229,3 +231,12 @@ class _Verifier:
     def _advance(self, size_bytes: int) -> None:
         self.done += size_bytes
         self.progress(self.done, self.total)
+
+
+def _outside(unit: Unit, buffer: memoryview) -> Iterator[memoryview]:
+    """What lies in no piece."""
+    at = unit.start
+    for part in unit.parts:
+        yield buffer[at - unit.start : part.start - unit.start]
+        at = part.start + part.size_bytes
+    yield buffer[at - unit.start : unit.end - unit.start]

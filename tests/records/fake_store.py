@@ -206,6 +206,7 @@ def write_attempt(store: Storage, attempt: str, *, seed: int = 0, world: int = 2
         append_block_digests(blocks, rng)
         name = keys.data_name(rank, 0)
         objects = [_put(store, attempt, name, raw), _put(store, attempt, keys.digests_name(name), bytes(blocks))]
+        objects[0].rest = digest_of(b"head" + b"-gap-" + b"tail")
         piece = schema.Piece(
             offsets=[first, 0], sizes=[last - first, 2], object=0, at=4, size_bytes=len(weight), block=0
         )

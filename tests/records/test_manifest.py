@@ -13,7 +13,7 @@ from records.fake_store import FakeStore, commit, forged, manager, save, write_a
 from resilio.errors import FormatError, IntegrityError, NewerFormatError, NoCheckpointError
 from resilio.records import keys, schema
 from resilio.records.catalog import discover
-from resilio.records.digests import digest_of
+from resilio.records.digests import Digester, digest_of
 from resilio.records.manifest import LoadedManifest, load_manifest
 from resilio.records.tiling import tiling_problem
 from resilio.records.verify import verify_checkpoint
@@ -125,6 +125,7 @@ FORGED: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
     "an object outside": ("manifest.json", lambda m: m["objects"][0].update(name="../../etc/passwd")),
     "an object twice": ("manifest.json", lambda m: m["objects"].append(m["objects"][0])),
     "unknown digest": ("manifest.json", lambda m: m["objects"][0].update(digest="md5:00")),
+    "unknown digest of the rest": ("manifest-1.json", lambda p: p["objects"][0].update(rest="md5:00")),
     "huge part": ("manifest.json", lambda m: m["parts"][0].update(size_bytes=2**40)),
     "tie to nothing": ("manifest.json", lambda m: m["ties"].update(a="b")),
     "tie of a tensor": ("manifest.json", lambda m: m["ties"].update({"model.weight": "rank.0.rng"})),
@@ -235,7 +236,12 @@ def test_a_checkpoint_that_is_not_there_is_no_damage_but_an_error(store: FakeSto
         verify_checkpoint(store, CheckpointRef(1, 9))
 
 
-def test_a_flipped_bit_anywhere_in_the_folder_is_named_by_object_and_tensor(store: FakeStore):
+@pytest.mark.parametrize("rest", [True, False])
+def test_a_flipped_bit_anywhere_in_the_folder_is_named_by_object_and_tensor(store: FakeStore, rest: bool):
+    """With a digest over what lies in no piece, and as it was saved before there was one."""
+    if not rest:
+        for rank in (0, 1):
+            forge(store, f"manifest-{rank}.json", lambda part: part["objects"][0].pop("rest"))
     clean = dict(store.objects)
     attempt = folder(store)
     manifest = load(store)
@@ -285,6 +291,38 @@ def test_all_damage_is_found_with_the_blocks_it_lies_in():
         ("__1_0.distcp", None, None),
     ]
     assert "missing" in next(d.what for d in damage if d.where.endswith("__1_0.distcp"))
+
+
+def test_each_byte_is_digested_once_where_blocks_cover_it_and_else_under_the_whole(store: FakeStore, monkeypatch):
+    taken: list[int] = []
+    update = Digester.update
+    monkeypatch.setattr(Digester, "update", lambda self, data: (taken.append(len(data)), update(self, data))[1])
+    data = [key for key in load(store).objects if key.endswith(".distcp")]
+
+    def digested() -> int:
+        taken.clear()
+        verify_checkpoint(store, REF)
+        return sum(taken)
+
+    once = digested()
+    key = f"{folder(store)}/__0_0.digests"
+    store.objects[key] = bytes(len(store.objects[key]))  # nothing can be told by it: back to the digest over the whole
+    assert digested() == once + len(store.objects[data[0]]) - len(b"head-gap-tail")
+
+
+def test_damage_in_and_between_pieces_is_told_apart(store: FakeStore):
+    key = f"{folder(store)}/__0_0.distcp"
+    clean = store.objects[key]
+    for flipped, found in (([0], ["outside"]), ([9], ["tensor"]), ([0, 9], ["tensor", "outside"])):
+        data = bytearray(clean)
+        for at in flipped:
+            data[at] ^= 4
+        store.objects[key] = bytes(data)
+        damage = verify_checkpoint(store, REF)
+        assert ["tensor" if one.facts else "outside" for one in damage] == found
+        assert all("lies outside of all tensors" in one.what for one in damage if not one.facts)
+    store.objects[key] = b"tail" + clean[4:-4] + b"head"  # swapped
+    assert len(verify_checkpoint(store, REF)) == 1
 
 
 def test_a_wrong_block_digest_under_a_right_whole_digest_is_found(store: FakeStore):
