@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .errors import Exit
-from .options import Debug, Json, Url
+from .options import Debug, Json, Trust, Url
 
 __all__ = ["diff"]
 
@@ -27,6 +27,7 @@ def diff(
         str | None,
         typer.Option(metavar="GLOB", help="Names to look at, e.g. 'model.*'. Default: all.", show_default=False),
     ] = None,
+    trust: Trust = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
@@ -46,7 +47,7 @@ def diff(
     with ExitStack() as stack:
         readers, sides = [], []
         for at, which in ((url, a), (other or url, b)):
-            reader, said, _ = stack.enter_context(look.reading(at, which, wanted))
+            reader, said, _ = stack.enter_context(look.reading(at, which, wanted, trust))
             readers.append(reader)
             sides.append(said)
         one, two = readers

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .errors import Exit
-from .options import Debug, Json, Url, Which
+from .options import Debug, Json, Trust, Url, Which
 
 if TYPE_CHECKING:
     from ..records.tensors import Reads
@@ -52,6 +52,7 @@ def export(
     ] = "",
     shard_size: Annotated[str, typer.Option(metavar="SIZE", help="The largest file of a folder.")] = "5G",
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
+    trust: Trust = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
@@ -67,7 +68,7 @@ def export(
 
     target = Path(to)
     limit = _size(shard_size)
-    with look.reading(url, which, lambda name: _wanted(name, only)) as (reader, said, info):
+    with look.reading(url, which, lambda name: _wanted(name, only), trust) as (reader, said, info):
         manifest = reader.manifest
         chosen = [name for name in sorted({*manifest.tensors, *manifest.ties, *manifest.values}) if _wanted(name, only)]
         names = {name: name.removeprefix(strip_prefix) for name in chosen}

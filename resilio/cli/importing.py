@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from .errors import Exit
-from .options import Debug, Json
+from .options import Debug, Json, Trust
 
 __all__ = ["import_"]
 
@@ -30,12 +30,13 @@ def import_(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Begin anew over a run that has checkpoints; those stay, off the lineage.")
     ] = False,
+    trust: Trust = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
     """Make a run whose first checkpoint is a model from safetensors or torch.save: restore(only=["model"]) takes it.
 
-    A file of torch.save is read with weights_only=True: nothing in it is run.
+    A file of torch.save is read with weights_only=True: nothing in it is run, unless you say --trust.
 
     Exit codes: 0 saved; 1 the source is damaged, or no such file; 4 it is not there.
     """
@@ -58,7 +59,7 @@ def import_(
         if discover(storage).commits and not fresh:
             raise taken
     tensors: dict[str, Any] = {}
-    for name, tensor in read_source(path).items():
+    for name, tensor in read_source(path, trust).items():
         new = name.removeprefix(strip_prefix)
         if not new or new in tensors:
             raise ConfigError(f"without {strip_prefix!r}, {name!r} has no name, or another one's.")

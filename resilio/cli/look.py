@@ -40,7 +40,7 @@ def catalog_of(storage: Storage) -> Catalog:
 
 @contextmanager
 def reading(
-    url: str, which: str | None, wanted: Callable[[str], bool]
+    url: str, which: str | None, wanted: Callable[[str], bool], trust: bool = False
 ) -> Iterator[tuple[Reads, dict[str, Any], CheckpointInfo | None]]:
     """What reads the tensors of a checkpoint, of a run or of plain DCP; how JSON says which; what is known of it.
 
@@ -48,6 +48,7 @@ def reading(
         url: the run, or the folder.
         which: as for `choose`.
         wanted: which values of a plain DCP checkpoint are to be read.
+        trust: whether those of them that are refused otherwise are unpickled.
 
     Raises: as `catalog_of` and `choose`.
     """
@@ -69,7 +70,7 @@ def reading(
         below, checkpoint = plain.open_one(storage, one)
         try:
             said = {"url": storage.url, "name": one.name or ".", "step": one.step, "generation": None}
-            yield PlainReader(below, checkpoint, wanted), said, None
+            yield PlainReader(below, checkpoint, wanted, trust), said, None
         finally:
             below.close()
 

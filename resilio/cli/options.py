@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Debug", "Json", "Step", "Url", "Which"]
+__all__ = ["Debug", "Json", "Step", "Trust", "Url", "Which"]
 
 _STEP = "A step (4000: of the lineage) or one exact checkpoint (000004000-g000002, off the lineage too)."
 
@@ -18,3 +18,6 @@ Which = Annotated[str | None, typer.Argument(metavar="STEP", help=f"{_STEP} Defa
 Step = Annotated[str, typer.Argument(metavar="STEP", help=_STEP, show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout; errors as JSON on stderr.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error. RESILIO_DEBUG=1 does the same.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Unpickle what is refused otherwise: it may run anything its author put there.")
+]

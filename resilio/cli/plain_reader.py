@@ -40,12 +40,15 @@ class PlainReader:
         storage: its folder.
         checkpoint: as opened.
         wanted: which values to read: one that is more than tensors and plain values is refused, so leave it out.
+        trust: whether to unpickle it instead, which may run anything.
 
     Raises:
         RestoreError: there is such a value among them.
     """
 
-    def __init__(self, storage: Storage, checkpoint: ForeignCheckpoint, wanted: Callable[[str], bool]) -> None:
+    def __init__(
+        self, storage: Storage, checkpoint: ForeignCheckpoint, wanted: Callable[[str], bool], trust: bool = False
+    ) -> None:
         from ..engine import foreign_state
         from ..state.flat import Ref
 
@@ -58,7 +61,7 @@ class PlainReader:
             for key, spec in checkpoint.state.tensors.items()
         }
         others = {key for key in checkpoint.metadata.state_dict_metadata if key not in tensors and wanted(key)}
-        values = foreign_state(checkpoint, storage, others).values
+        values = foreign_state(checkpoint, storage, others, trust).values
         self.manifest = PlainManifest(
             tensors,
             {key: encode_value(values[key], key) for key in sorted(others)},

@@ -2,14 +2,17 @@
 
 from .engine import Engine, saved_state
 from .foreign import ForeignCheckpoint, fill_foreign, foreign_state, open_foreign
+from .foreign_values import contents, load_saved
 from .writer import Root
 
 __all__ = [
     "Engine",
     "ForeignCheckpoint",
     "Root",
+    "contents",
     "fill_foreign",
     "foreign_state",
+    "load_saved",
     "open_foreign",
     "saved_state",
 ]

@@ -1,13 +1,14 @@
 """Restoring from a folder that plain `torch.distributed.checkpoint` wrote: no manifest, no digests, no records.
 
 Whatever is in it is data from outside. `.metadata` is read as `foreign_metadata` says; tensors and values go through
-`torch.load(weights_only=True)`, which makes nothing but tensors and plain values. Content cannot be checked: plain DCP
-saves no digests.
+`torch.load(weights_only=True)`, which makes nothing but tensors, plain values and registered types. Only a value that
+the caller trusts may be more. Content cannot be checked: plain DCP saves no digests.
 """
 
 from __future__ import annotations
 
 import io
+import logging
 import pickle
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +18,6 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
-from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from ..errors import FormatError, IntegrityError, RestoreError
 from ..ranks import Ranks
@@ -26,13 +26,15 @@ from ..state.flat import Ref, SavedState, TensorSpec
 from ..storage.base import Storage
 from . import dcp
 from .foreign_metadata import LIMIT, read_foreign_metadata
-from .foreign_values import VALUE_LIMIT, load_saved
+from .foreign_values import VALUE_LIMIT, contents, load_saved
 from .loading import Loader, ParallelReader
 
 __all__ = ["ForeignCheckpoint", "ForeignReader", "fill_foreign", "foreign_state", "open_foreign"]
 
 _AROUND = 1 << 24  # bytes that `torch.save` may put around a tensor's own, at most
 _SPARE_HOLES = 64  # places of a list in nested state that may be empty, beyond one per place that is not
+
+_log = logging.getLogger("resilio")
 
 
 @dataclass(frozen=True)
@@ -93,23 +95,26 @@ def open_foreign(storage: Storage) -> ForeignCheckpoint:
     return ForeignCheckpoint(metadata, state, sum(sizes[name] for name in used), info.modified_s)
 
 
-def foreign_state(checkpoint: ForeignCheckpoint, storage: Storage, wanted: Collection[str]) -> SavedState:
+def foreign_state(
+    checkpoint: ForeignCheckpoint, storage: Storage, wanted: Collection[str], trust: bool = False
+) -> SavedState:
     """What the checkpoint holds, with the values of `wanted`; the others are None. The step is a value of that name.
 
     Args:
         checkpoint: as opened.
         storage: its folder.
         wanted: flat keys; those of tensors are passed over.
+        trust: whether values that are refused otherwise are unpickled, which may run anything; a warning says which.
 
     Raises:
-        RestoreError: a value is more than tensors and plain values. Names it and what is in it.
+        RestoreError: a value is more than tensors, plain values and registered types. Names it and what is in it.
         IntegrityError: a value is damaged.
     """
     values: dict[str, Any] = {}
     for key, entry in checkpoint.metadata.state_dict_metadata.items():
         if isinstance(entry, BytesStorageMetadata):
             place = checkpoint.metadata.storage_data[MetadataIndex(key)]
-            values[key] = _load(storage, key, place) if key in wanted or key == "step" else None
+            values[key] = _value(storage, key, place, trust) if key in wanted or key == "step" else None
     step = values.get("step")
     return replace(checkpoint.state, values=values, step=step if type(step) is int and step >= 0 else 0)
 
@@ -169,7 +174,7 @@ class ForeignReader(ParallelReader):
         chunk = saved.chunks[index.index]
         place = self._metadata.storage_data[index]
         size_bytes = chunk.sizes.numel() * saved.properties.dtype.itemsize
-        piece = _load(self._storage, index.fqn, place, size_bytes + _AROUND)
+        piece = _load(self._storage, index.fqn, place, size_bytes + _AROUND, types=False)
         if type(piece) not in (torch.Tensor, torch.nn.Parameter) or piece.layout is not torch.strided:
             raise _damaged(self._storage, index.fqn, place, f"there is a {type(piece).__name__}, no plain tensor")
         if (piece.dtype, piece.shape) != (saved.properties.dtype, chunk.sizes):
@@ -184,35 +189,43 @@ class ForeignReader(ParallelReader):
         self._progress(place.length)
 
 
-def _load(storage: Storage, key: str, place: Any, limit: int = VALUE_LIMIT) -> Any:
-    """The tensor or value that `torch.save` wrote there, in no more than `limit` bytes."""
+def _value(storage: Storage, key: str, place: Any, trust: bool) -> Any:
+    def trusted(names: str) -> None:
+        _log.warning(
+            "unpickling a value that may run anything, because trust=True: %s in %s url=%s", names, key, storage.url
+        )
+
+    return _load(storage, key, place, trusted=trusted if trust else None)
+
+
+def _load(
+    storage: Storage,
+    key: str,
+    place: Any,
+    limit: int = VALUE_LIMIT,
+    *,
+    types: bool = True,
+    trusted: Callable[[str], None] | None = None,
+) -> Any:
+    """The tensor or value that `torch.save` wrote there, in no more than `limit` bytes; see `load_saved`."""
     if place.length > limit:  # before anything is allocated
         raise _damaged(storage, key, place, f"{place.length} bytes are too many for it, {limit} are the most")
     stream = io.BytesIO(bytes(place.length))
     with stream.getbuffer() as view:
         storage.read_into(place.relative_path, [(place.offset, view)])
     try:
-        return load_saved(stream)
+        return load_saved(stream, types, trusted)
     except pickle.UnpicklingError as error:
         raise RestoreError(
-            f"{storage.url}: {key!r} holds more than tensors and plain values ({_contents(stream)}), and making that "
-            f"would run code of whoever wrote it. It was not made. Leave it out with exclude=",
+            f"{storage.url}: {key!r} holds more than tensors and plain values ({contents(stream)}), and making that "
+            f"would run code of whoever wrote it. It was not made. Leave it out with exclude=; or register its type "
+            f"with resilio.safe_types.register; or say trust=True (--trust), which runs whatever is in it",
             key=key,
         ) from error
     except (RestoreError, IntegrityError):
         raise
     except Exception as error:
         raise _damaged(storage, key, place, f"{type(error).__name__}: {str(error)[:300]}") from error
-
-
-def _contents(stream: io.BytesIO) -> str:
-    try:
-        stream.seek(0)
-        names = get_unsafe_globals_in_checkpoint(stream)
-    except Exception:  # noqa: BLE001  only to tell what is in it
-        names = []
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(name[:80] for name in sorted(names)[:4]) + more or "of an unknown kind"
 
 
 def _damaged(storage: Storage, key: str, place: Any, problem: str) -> IntegrityError:

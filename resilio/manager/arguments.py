@@ -130,6 +130,7 @@ def check_restore(
     rename: Rename | None,
     strict: bool,
     check_fingerprints: bool,
+    trust: bool,
 ) -> tuple[Patterns, Patterns]:
     """`only` and `exclude` as they can be read more than once: neither a lone pattern nor a generator gets lost.
 
@@ -145,12 +146,12 @@ def check_restore(
         found = patterns(only, "only"), patterns(exclude, "exclude")
         renamed = prefixes(rename)
         names = sorted(renamed.items()) if isinstance(renamed, Mapping) else callable(renamed)
-        for name, flag in (("strict", strict), ("check_fingerprints", check_fingerprints)):
+        for name, flag in (("strict", strict), ("check_fingerprints", check_fingerprints), ("trust", trust)):
             if not isinstance(flag, bool):
                 raise ConfigError(f"{name}={flag!r}: it is True or False")
         chosen = [None if one is None else sorted(one) for one in found]  # they may come from sets
         mine = f"which={which!r}, only={chosen[0]}, exclude={chosen[1]}, rename={names}, strict={strict}"
-        mine += f", check_fingerprints={check_fingerprints}"
+        mine += f", check_fingerprints={check_fingerprints}, trust={trust}"
     except Exception as caught:  # noqa: BLE001  told to all ranks: the others wait in the next line
         error = caught
     ranks.agree(error, what="restoring")

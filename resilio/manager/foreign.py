@@ -29,6 +29,7 @@ def pick_foreign(
     only: Iterable[str] | None,
     exclude: Iterable[str] | None,
     rename: Rename | None,
+    trust: bool,
 ) -> tuple[CheckpointInfo, ForeignCheckpoint] | None:
     """The plain DCP checkpoint at the root of `storage`, with the values that are asked for; None if there is none.
 
@@ -37,7 +38,7 @@ def pick_foreign(
     Raises:
         NoCheckpointError: a step was asked for.
         FormatError: its metadata is not what stock DCP writes.
-        RestoreError: a value asked for would have to be unpickled.
+        RestoreError: a value asked for would have to be unpickled, and that was not said to be safe (`trust`).
         IntegrityError: an object is missing or damaged.
     """
     if not storage.exists(METADATA):
@@ -55,7 +56,7 @@ def pick_foreign(
     # Parts are planned as a whole: of one that is wanted in part every value may be looked at, of others none.
     parts = {new.partition(".")[0] for new in leaves if select(new, new.partition(".")[0])}
     wanted = {key for new, key in leaves.items() if new.partition(".")[0] in parts}
-    state = foreign_state(found, storage, wanted)
+    state = foreign_state(found, storage, wanted, trust)
     _log.warning(
         "a checkpoint of plain torch.distributed.checkpoint carries no digests: its content is unchecked url=%s",
         storage.url,

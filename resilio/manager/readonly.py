@@ -30,6 +30,7 @@ def restore(
     rename: Rename | None = None,
     strict: bool = True,
     check_fingerprints: bool = False,
+    trust: bool = False,
     progress: bool | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> RestoreReport:
@@ -38,9 +39,10 @@ def restore(
     Fences nobody: the job that trains the run goes on. For fine-tuning from a model alone, say ``only=["model"]``.
 
     A folder that plain ``dcp.save`` wrote is taken too, with a warning that nothing can tell whether its content is
-    whole. It is read without running anything in it: a value that is more than tensors and plain values is refused
-    by name. Its keys must be nested as `state` is (``dcp.save({"model": …, "optimizer": …})``); a bare model's state
-    fits with ``rename={"": "model."}``. Generators stay as they are.
+    whole. It is read without running anything in it: a value that is more than tensors, plain values and types of
+    `resilio.safe_types` is refused by name, unless `trust` says otherwise. Its keys must be nested as `state` is
+    (``dcp.save({"model": …, "optimizer": …})``); a bare model's state fits with ``rename={"": "model."}``. Generators
+    stay as they are.
 
     Args:
         url: the run's store, or the folder of a plain DCP checkpoint.
@@ -51,6 +53,9 @@ def restore(
         rename: the same.
         strict: the same.
         check_fingerprints: the same.
+        trust: whether to unpickle what would be refused in the values of a plain DCP checkpoint, which runs whatever
+            its author put there; a warning names what. Makes no difference to a checkpoint of resilio, whose values are
+            no pickles.
         progress: whether rank 0 draws a bar on stderr if the read takes long; None: if that is a terminal.
         timeout_s: how long a rank waits for the others.
 
@@ -93,6 +98,7 @@ def restore(
             check_fingerprints=check_fingerprints,
             clock=SystemClock(),
             foreign=True,
+            trust=trust,
             progress=progress,
         )
         picker.let_go()

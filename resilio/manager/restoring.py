@@ -47,19 +47,21 @@ def restore_into(
     check_fingerprints: bool,
     clock: Clock,
     foreign: bool = False,
+    trust: bool = False,
     progress: bool | None = None,
 ) -> tuple[RestoreReport, Picker]:
     """Restore `state`; return the report, and the picker: on rank 0 it knows what the run held, and holds the lease.
 
     `clock`: of the lease. `foreign`: where there is no run, a checkpoint of plain DCP at the root of the storage will
-    do. `progress`: whether rank 0 may draw a bar; None: if stderr is a terminal.
+    do, and `trust` runs what is in its values. `progress`: whether rank 0 may draw a bar; None: if stderr is a
+    terminal.
 
     Ranks: all; collective on both groups.
     Blocks: until all ranks have applied, or all have raised; then nothing is held.
     """
-    only, exclude = check_restore(ranks, which, only, exclude, rename, strict, check_fingerprints)
+    only, exclude = check_restore(ranks, which, only, exclude, rename, strict, check_fingerprints, trust)
     picker = Picker(
-        storage, which, clock, (lambda: pick_foreign(storage, which, only, exclude, rename)) if foreign else None
+        storage, which, clock, (lambda: pick_foreign(storage, which, only, exclude, rename, trust)) if foreign else None
     )
     try:
         report = _restore(

@@ -15,7 +15,7 @@ import torch
 
 from ..errors import ResilioError
 
-__all__ = ["FlatState", "Kind", "Outcome", "Ref", "SavedState", "TensorSpec", "rank_prefix"]
+__all__ = ["FlatState", "Kind", "Outcome", "Ref", "SavedState", "TensorSpec", "Unread", "rank_prefix"]
 
 Path = tuple[str | int, ...]
 Kind = Literal["parameter", "buffer", "optimizer", "other"]

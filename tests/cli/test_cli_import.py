@@ -132,3 +132,30 @@ def test_what_is_no_model_makes_no_run(resilio: Any, tmp_path: Path) -> None:
     assert resilio("import", str(tmp_path / "nowhere"), "--to", str(tmp_path / "run"))[0] == 4
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "run" / "commits").exists()
+
+
+def test_what_is_trusted_is_run_and_a_warning_names_it(
+    resilio: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.save({"model": Net(1).state_dict(), "args": Runs(tmp_path / "ran")}, tmp_path / "code.pt")
+    torch.save(Net(2).state_dict(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    for name, word in (("code.pt", "open"), ("old.pt", "before torch 1.6")):
+        args = ("import", str(tmp_path / name), "--to", str(tmp_path / f"run {name}"))
+        code, _, err = resilio(*args)
+        assert code == 1 and word in err and "--trust" in err
+        assert not (tmp_path / "ran").exists() and not (tmp_path / f"run {name}").exists()
+    for seed, name in ((1, "code.pt"), (2, "old.pt")):
+        url = tmp_path / f"run {name}"
+        assert resilio("import", str(tmp_path / name), "--to", str(url), "--trust")[0] == 0
+        assert f"--trust: {'io.open' if seed == 1 else 'of an unknown kind'} in {tmp_path / name}" in caplog.text
+        for key, value in restored(url).items():
+            assert torch.equal(value, Net(seed).state_dict()[key])
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_file_that_is_safe_is_not_unpickled_though_it_is_trusted(
+    resilio: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "x.pt", Net(1), "torch")
+    assert resilio("import", str(tmp_path / "x.pt"), "--to", str(tmp_path / "run"), "--trust")[0] == 0
+    assert "unpickling" not in caplog.text

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -145,6 +146,22 @@ def test_a_value_that_would_run_something_is_left_out_or_refused(resilio: Any, t
     assert code != 0 and "'bad'" in err
     assert not (tmp_path / "out").exists() and not (tmp_path / "ran").exists()
     assert resilio("export", str(tmp_path / "step-1"), *to, "--only", "model.*")[0] == 0
+
+
+def test_a_value_that_is_trusted_is_run_and_what_comes_is_exported(
+    resilio: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2):
+        dcp.save({"w": torch.ones(2), "rng": numpy.arange(step)}, checkpoint_id=str(tmp_path / f"step-{step}"))
+    code, _, err = resilio("diff", str(tmp_path), "1", "2")
+    assert code not in (0, 1) and "--trust" in err and "unpickling" not in caplog.text
+    code, out, _ = resilio("diff", str(tmp_path), "1", "2", "--trust", "--json")
+    assert code == 1 and [one["name"] for one in json.loads(out)["values"]] == ["rng"]
+    assert "_reconstruct" in caplog.text and "in rng" in caplog.text
+    to = str(tmp_path / "out")
+    assert resilio("export", str(tmp_path), "2", "--to", to)[0] != 0
+    assert resilio("export", str(tmp_path), "2", "--to", to, "--trust")[0] == 0
+    assert json.loads((tmp_path / "out" / "values.json").read_text())["rng"]["$ndarray"]["shape"] == [2]
 
 
 class Runs:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import datetime
+import decimal
 import io
 import logging
 import os
 import pickle
+import re
+import uuid
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +26,17 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 from workload import assert_same, build, rng, snapshot
 
 import resilio
-from resilio import CheckpointManager
+from resilio import CheckpointManager, safe_types
 from resilio.engine.foreign_metadata import read_foreign_metadata
-from resilio.errors import FormatError, IntegrityError, MismatchError, NoCheckpointError, ResilioError, RestoreError
+from resilio.errors import (
+    ConfigError,
+    FormatError,
+    IntegrityError,
+    MismatchError,
+    NoCheckpointError,
+    ResilioError,
+    RestoreError,
+)
 from resilio.testing.worlds import run_world
 
 
@@ -453,15 +466,88 @@ def test_an_item_that_would_swell_is_refused(tmp_path):
         read(tmp_path, strict=False)
 
 
-def test_a_type_that_the_user_calls_safe_is_taken_and_no_other_with_it(tmp_path, marker):
-    write(tmp_path, extra={"where": Path("x/y"), "fine": 1})
-    with pytest.raises(RestoreError, match=r"'extra.where'.*Path"):
+class Where:
+    """Somebody's own type."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Where) and other.place == self.place
+
+
+def test_a_type_that_the_user_calls_safe_is_taken_and_no_other_with_it(tmp_path, marker, monkeypatch):
+    monkeypatch.setattr(safe_types, "_by_name", dict(safe_types._by_name))
+    monkeypatch.setattr(safe_types, "_by_type", dict(safe_types._by_type))
+    write(tmp_path, extra={"where": Where("x/y"), "fine": 1})
+    with pytest.raises(RestoreError, match=r"'extra.where'.*Where.*exclude=.*safe_types\.register.*trust=True"):
         resilio.restore(tmp_path, {"model": Small(9), "extra": {}})
-    found: dict[str, Any] = {}
-    with torch.serialization.safe_globals([type(Path())]):
-        resilio.restore(tmp_path, {"model": Small(9), "extra": found})
-        assert found == {"where": Path("x/y"), "fine": 1}
-        write(tmp_path / "other", extra={"where": Runs(marker)})
-        with pytest.raises(RestoreError, match=r"'extra.where'.*system"):
-            resilio.restore(tmp_path / "other", {"model": Small(9), "extra": {}})
+    write(tmp_path / "other", extra={"where": Runs(marker)})
+    before = torch.serialization.get_safe_globals()
+    for how in ("torch", "resilio"):
+        found: dict[str, Any] = {}
+        with torch.serialization.safe_globals([Where] if how == "torch" else []):
+            if how == "resilio":
+                safe_types.register(Where, encode=lambda one: one.place, decode=Where)
+            resilio.restore(tmp_path, {"model": Small(9), "extra": found})
+            assert found == {"where": Where("x/y"), "fine": 1}
+            with pytest.raises(RestoreError, match=r"'extra.where'.*system"):
+                resilio.restore(tmp_path / "other", {"model": Small(9), "extra": {}})
+        assert {*torch.serialization.get_safe_globals()} == {*before}
     assert not marker.exists()
+
+
+def test_types_that_are_there_from_the_start_are_taken(tmp_path):
+    zone = datetime.timezone(datetime.timedelta(hours=2), "x")
+    extra = {
+        "path": Path("x/y"),
+        "when": datetime.datetime(2026, 11, 30, 1, 2, 3, 4, tzinfo=zone),
+        "day": [datetime.date(2026, 11, 30), datetime.timedelta(days=3)],
+        "price": decimal.Decimal("0.10"),
+        "id": uuid.UUID(int=7, is_safe=uuid.SafeUUID.safe),
+        "args": argparse.Namespace(lr=0.1, betas=(0.9, 0.99)),
+        "device": torch.device("cuda:1"),
+        "steps": range(2, 9, 3),
+    }
+    write(tmp_path, extra=extra)
+    found: dict[str, Any] = {}
+    resilio.restore(tmp_path, {"model": Small(9), "extra": found})
+    assert found == extra and found["id"].is_safe is uuid.SafeUUID.safe
+    assert found["when"].tzname() == "x"
+
+
+def test_what_is_trusted_is_run_and_a_warning_names_it(tmp_path, marker, caplog):
+    write(tmp_path / "plain", extra={"x": Runs(marker), "fine": 1})
+    with caplog.at_level(logging.WARNING, "resilio"):
+        resilio.restore(tmp_path / "plain", {"model": Small(9)}, exclude=["extra"], trust=True)
+    assert not marker.exists() and "trust=True" not in caplog.text
+    found: dict[str, Any] = {}
+    with caplog.at_level(logging.WARNING, "resilio"):
+        resilio.restore(tmp_path / "plain", {"model": Small(9), "extra": found}, trust=True)
+    assert marker.exists() and found == {"x": 0, "fine": 1}
+    assert re.search(r"may run anything, because trust=True: \w+\.system in extra\.x url=file://", caplog.text)
+    with pytest.raises(ConfigError, match="trust='yes'"):
+        resilio.restore(tmp_path / "plain", {"model": Small(9)}, trust="yes")
+
+
+def test_trust_does_not_reach_metadata_or_tensors(tmp_path, marker):
+    """DCP needs nothing there that is not on the list."""
+    write(tmp_path / "a", extra=Runs(marker))
+    index = MetadataIndex("model.seen", [])
+    rewrite(tmp_path / "a", lambda m: m.storage_data.update({index: m.storage_data[MetadataIndex("extra")]}))
+    with pytest.raises(RestoreError, match=r"'model.seen'.*system"):
+        read(tmp_path / "a", only=["model"], trust=True)
+    write(tmp_path / "b")
+    rewrite(tmp_path / "b", lambda m: setattr(m, "storage_meta", Runs(marker)))
+    with pytest.raises(FormatError, match="system"):
+        read(tmp_path / "b", trust=True)
+    assert not marker.exists()
+
+
+def test_trust_makes_no_difference_to_a_checkpoint_of_ours(tmp_path):
+    with CheckpointManager(str(tmp_path), {"model": Small(1), "extra": {"a": (1, 2)}}, mode="sync") as ckpt:
+        ckpt.save(1)
+    for trust in (False, True):
+        found: dict[str, Any] = {"a": None}
+        resilio.restore(tmp_path, {"model": Small(9), "extra": found}, trust=trust)
+        assert found == {"a": (1, 2)}

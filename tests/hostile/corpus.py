@@ -737,7 +737,7 @@ def _tower(height: int) -> bytes:
 _value("a call of os.system", lambda: _saved(Payload(os.system, canary())), "system")
 _value("a call of eval", lambda: _saved(Payload(eval, f"__import__('os').system({canary()!r})")), "eval")
 _value("a call of torch.load", lambda: _saved(Payload(torch.load, "x")), "load")
-_value("a class of ours", lambda: _saved(Path("x")), "athlib|Path")
+_value("a class of ours", lambda: _saved(Payload(Path.touch, Path("x"))), "athlib|Path")
 _value("a bare pickle, without a zip", lambda: pickle.dumps(Payload(os.system, canary())), "cannot be read")
 _value("a tensor of the old format", lambda: _legacy(), "cannot be read")
 _value("compressed", lambda: _deflated(), "compressed")
