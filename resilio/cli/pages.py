@@ -21,6 +21,7 @@ __all__ = [
     "coverage_json",
     "damage_json",
     "damage_line",
+    "health_text",
     "info_json",
     "is_open",
     "ls_table",
@@ -52,6 +53,8 @@ def info_json(info: CheckpointInfo) -> dict[str, Any]:
         "metrics": info.metrics,
         "attempt": info.attempt,
         "about": info.about,
+        "healthy": info.healthy,
+        "non_finite": info.non_finite,
     }
 
 
@@ -71,11 +74,13 @@ def damage_line(damage: Damage) -> str:
 
 
 def ls_table(infos: Sequence[CheckpointInfo], now_s: float) -> Table:
-    """Checkpoints as one line each, in the order given. The column "lineage" is left out where all are on it."""
+    """Checkpoints as one line each, in the order given. The columns "lineage" and "health" are left out where
+    all are on it, and none is known to be unhealthy.
+    """
     off = any(not info.on_lineage for info in infos)
-    shown = Table(
-        "step", "gen", "committed", "", "ranks", "size", *(["lineage"] if off else []), "metrics", "saved because"
-    )
+    bad = any(info.healthy is False for info in infos)
+    more = [*(["lineage"] if off else []), *(["health"] if bad else [])]
+    shown = Table("step", "gen", "committed", "", "ranks", "size", *more, "metrics", "saved because")
     for info in infos:
         shown.add_row(
             str(info.step),
@@ -85,6 +90,7 @@ def ls_table(infos: Sequence[CheckpointInfo], now_s: float) -> Table:
             str(info.world),
             size(info.size_bytes),
             *(["on" if info.on_lineage else "off"] if off else []),
+            *([health_text(info.non_finite)] if bad else []),
             clean(" ".join(f"{name}={value:.4g}" for name, value in sorted(info.metrics.items()))),
             clean("; ".join(info.reasons)),
             style=None if info.on_lineage else "dim",
@@ -92,8 +98,18 @@ def ls_table(infos: Sequence[CheckpointInfo], now_s: float) -> Table:
     return shown
 
 
+def health_text(non_finite: int | None) -> str:
+    """Whether training can go on from its values, for people."""
+    if non_finite is None:
+        return "not known"
+    return f"BAD: {non_finite:,} not finite" if non_finite else "good"
+
+
 def show_json(info: CheckpointInfo, manifest: LoadedManifest) -> dict[str, Any]:
     """All of `show`."""
+    from ..records.health import faults
+
+    found = faults(manifest) if info.healthy is False else {}
     tensors: list[dict[str, Any]] = [
         {
             "name": name,
@@ -113,6 +129,7 @@ def show_json(info: CheckpointInfo, manifest: LoadedManifest) -> dict[str, Any]:
         "versions": commit.versions,
         "objects": [{"name": name, "size_bytes": n, "digest": digest} for name, n, digest in sorted(objects)],
         "tensors": totals_json(tensors),
+        "faults": [{"name": name, "nan": nan, "inf": inf} for name, (nan, inf) in found.items()],
         "tied": len(manifest.ties),
         "values": {
             "count": len(values),
@@ -151,7 +168,9 @@ def tensor_tables(tensors: Mapping[str, Any]) -> list[Table | str]:
 def show_page(page: Mapping[str, Any], now_s: float) -> list[Table | str]:
     """The same for people, from what `show_json` returned."""
     info, tensors, values = page["checkpoint"], page["tensors"], page["values"]
-    head = Table()
+    from ..records.health import faults_text
+
+    head, bad = Table(), faults_text({one["name"]: (one["nan"], one["inf"]) for one in page["faults"]})
     reasons, metrics = "; ".join(info["reasons"]), sorted(info["metrics"].items())
     for name, text in (
         ("checkpoint", f"{info['name']}  (step {info['step']}, generation {info['generation']})"),
@@ -159,6 +178,7 @@ def show_page(page: Mapping[str, Any], now_s: float) -> list[Table | str]:
         ("committed", f"{info['committed_at']}  ({ago(info['time_s'], now_s)})"),
         ("ranks", str(info["world"])),
         ("saved because", reasons or "?"),
+        ("health", f"{health_text(info['non_finite'])}{': ' if bad else ''}{bad}"),
         ("metrics", "  ".join(f"{key} = {value:.6g}" for key, value in metrics) or "none"),
         ("versions", "  ".join(f"{key} {value}" for key, value in sorted(page["versions"].items())) or "?"),
         *((f"plugin {name}", _said(said)) for name, said in sorted(info["about"].items())),

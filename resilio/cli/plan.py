@@ -121,6 +121,8 @@ def _notes(save: SavePolicy, keep: KeepPolicy, outcome: Outcome) -> list[str]:
             f"metrics are not simulated: {keep!r} looks at {', '.join(sorted(outcome.metrics))}, which is not known of "
             "checkpoints that are yet to be; they count as without it"
         )
+    if "keep_healthy(" in repr(keep):
+        notes.append("health is not simulated: checkpoints that are yet to be count as healthy")
     if outcome.refused:
         notes.append(
             f"after {count(outcome.refused, 'save')} the keep policy has no reason for any checkpoint, and then none "

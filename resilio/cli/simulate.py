@@ -177,8 +177,9 @@ def _replay(saves: Iterable[tuple[int, str]], keep: KeepPolicy, start: Start, st
             break
         now_s = start.now_s + (step - start.step) * step_s
         ref = CheckpointRef(start.generation, step)
+        metrics = _Unknown(outcome.metrics)
         outcome.end.append(
-            CheckpointInfo(ref, "", now_s, 1, _Unknown(outcome.metrics), (reason,), size_bytes=start.size_bytes)
+            CheckpointInfo(ref, "", now_s, 1, metrics, (reason,), size_bytes=start.size_bytes, non_finite=0)
         )
         outcome.most = max(outcome.most, len(outcome.end))
         if all_live:

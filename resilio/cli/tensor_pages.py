@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from ..records.health import count_text
 from ..records.manifest import LoadedManifest
 from .output import clean, count, size
 from .tables import Table
@@ -20,6 +21,7 @@ def listed(manifest: LoadedManifest, match: str | None = None) -> list[dict[str,
     for name, twin in sorted(names.items()):
         if match is None or fnmatchcase(name, match):
             tensor = manifest.tensors[twin or name]
+            nan, infinite = tensor.non_finite or (None, None)
             found.append(
                 {
                     "name": name,
@@ -28,6 +30,8 @@ def listed(manifest: LoadedManifest, match: str | None = None) -> list[dict[str,
                     "size_bytes": tensor.size_bytes,
                     "pieces": len(tensor.pieces),
                     "tied_to": twin,
+                    "nan": nan,
+                    "inf": infinite,
                 }
             )
     return found
@@ -39,8 +43,10 @@ def matching(rows: Sequence[dict[str, Any]], match: str | None) -> list[dict[str
 
 
 def listing(rows: Sequence[dict[str, Any]], of: int) -> list[Table | str]:
-    """The same for people; `of` is how many there are in all."""
-    shown = Table("tensor", "dtype", "shape", "pieces", "size", "", right=frozenset({"pieces"}))
+    """The same for people; `of` is how many there are in all. "not finite" is left out where all are."""
+    bad = any(one.get("nan") or one.get("inf") for one in rows)
+    more = ["not finite"] if bad else []
+    shown = Table("tensor", "dtype", "shape", "pieces", "size", *more, "", right=frozenset({"pieces"}))
     for one in rows:
         tied = f"tied to {one['tied_to']}" if one["tied_to"] else ""
         shown.add_row(
@@ -49,6 +55,7 @@ def listing(rows: Sequence[dict[str, Any]], of: int) -> list[Table | str]:
             dims(one["shape"]),
             str(one["pieces"]),
             size(one["size_bytes"]),
+            *([count_text(one["nan"] or 0, one["inf"] or 0)] if bad else []),
             clean(tied),
         )
     stored = sum(one["size_bytes"] for one in rows if not one["tied_to"])

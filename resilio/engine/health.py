@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..records.health import count_text
+from ..records.health import SHOWN, faults_text
 from ..records.schema import TensorRecord
 
 __all__ = ["NOT_COUNTED", "Health", "non_finite", "summary", "together"]
 
 _CHUNK = 1 << 16  # elements: what counting makes besides fits the cache
-_NAMED = 5
 
 # The codes of one byte that are NaN, and those that are infinite. torch computes nothing with these dtypes.
 _CODES: dict[torch.dtype, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -45,8 +44,7 @@ class Health:
     more: bool = False
 
     def __str__(self) -> str:
-        held = [f"{name} ({count_text(*counts)})" for name, counts in self.named.items()]
-        return ", ".join(held) + (" and others" if self.more else "")
+        return faults_text(self.named, self.more)
 
 
 NOT_COUNTED = Health()
@@ -131,4 +129,4 @@ def together(shares: Iterable[Health]) -> Health:
 
 
 def _first(known: int | None, named: Mapping[str, tuple[int, int]], more: bool = False) -> Health:
-    return Health(known, {key: named[key] for key in sorted(named)[:_NAMED]}, more or len(named) > _NAMED)
+    return Health(known, {key: named[key] for key in sorted(named)[:SHOWN]}, more or len(named) > SHOWN)

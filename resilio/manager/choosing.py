@@ -51,6 +51,8 @@ Which = int | str | CheckpointRef
 Source = LoadedManifest | ForeignCheckpoint
 Picked = tuple[CheckpointInfo, Source]
 
+_BY_ITSELF = ("newest", "healthy")  # choices that go on to the next one where one is damaged
+_LISTED = 20  # in an error
 _LISTINGS = 5  # of one restore: a job that deletes faster than it is looked at must not keep a reader for ever
 
 # Faults of the way to the store, not of what lies there: the newest may well be whole, and an older one in its place
@@ -64,26 +66,26 @@ def candidates(catalog: Catalog, which: Which) -> Iterator[CheckpointRef]:
 
     Args:
         catalog: what the run holds.
-        which: ``"newest"``: the lineage from the newest back. A step: that one alone, on the lineage if it has it, else
-            on the newest abandoned branch that has: it was asked for by number, and is never overridden. A ref: that
-            one.
+        which: ``"newest"``: the lineage from the newest back. ``"healthy"``: those of it that are known to be. A step:
+            that one alone, on the lineage if it has it, else on the newest abandoned branch that has: it was asked for
+            by number, and is never overridden. A ref: that one.
 
     Raises:
         NoCheckpointError: no checkpoint of that step, or none on the lineage though there are others.
-        ConfigError: `which` is neither.
+        ConfigError: `which` is none of these.
     """
-    if which == "newest":
+    if which in _BY_ITSELF:
         if catalog.newest is None and catalog.off_lineage:
-            listed = ", ".join(str(ref) for ref in catalog.off_lineage[-20:])
+            listed = ", ".join(str(ref) for ref in catalog.off_lineage[-_LISTED:])
             raise NoCheckpointError(
                 f"{catalog.storage.url} has checkpoints, but none on the lineage: {listed}. Restore one of them by its "
                 f"step, or begin anew with fresh=True.",
                 url=catalog.storage.url,
             )
-        return reversed(catalog.lineage)
+        return reversed(catalog.lineage) if which == "newest" else _healthy(catalog)
     if not isinstance(which, int | CheckpointRef) or isinstance(which, bool):
         raise ConfigError(
-            f"restore(which={which!r}): which is 'newest', the number of a step, or the ref of a checkpoint",
+            f"restore(which={which!r}): which is 'newest', 'healthy', the number of a step, or the ref of a checkpoint",
             which=which,
         )
     try:
@@ -98,6 +100,38 @@ def candidates(catalog: Catalog, which: Which) -> Iterator[CheckpointRef]:
         if not begun:
             raise
         raise NoCheckpointError(f"{error}. {begun[0]}", **error.facts) from None
+
+
+def _healthy(catalog: Catalog) -> Iterator[CheckpointRef]:
+    """Those of the lineage that are known to be healthy, the newest first, by their commit records alone.
+
+    Raises, at its end:
+        NoCheckpointError: there was none, though there are others; lists them.
+    """
+    found, others = False, []
+    for ref in reversed(catalog.lineage):
+        try:
+            count = catalog.read(ref).non_finite
+        except ResilioError as error:
+            if not is_damage(error):
+                raise
+            others.append(f"{ref}: its commit record cannot be read")
+            yield ref  # whoever opens it hears why, and passes it over
+            continue
+        if count == 0:
+            found = True
+            yield ref
+        else:
+            others.append(f"{ref}: {'its values were never counted' if count is None else f'{count:,} are not finite'}")
+    if others and not found:
+        more = [f"and {len(others) - _LISTED} more"] if len(others) > _LISTED else []
+        listed = "".join(f"\n  {one}" for one in [*others[:_LISTED], *more])
+        raise NoCheckpointError(
+            f"{catalog.storage.url}: none of the {len(others)} checkpoint(s) of the lineage is known to be healthy; "
+            f"live state is as it was.{listed}\n"
+            "Restore one of them by its step, or begin anew beside them with fresh=True.",
+            url=catalog.storage.url,
+        )
 
 
 def open_checkpoint(catalog: Catalog, ref: CheckpointRef, clock: Clock) -> tuple[CheckpointInfo, LoadedManifest, Lease]:
@@ -159,7 +193,7 @@ class Picker:
         self.hold: Lease | None = None  # on the one picked last
         self.findings: list[Damage] = []  # on rank 0: what of those passed over is a finding about their content
         self._storage = storage
-        self._which = which
+        self.which = which
         self._clock = clock
         self._foreign = foreign
         self._refs: Iterator[CheckpointRef] = iter(())
@@ -192,7 +226,7 @@ class Picker:
             assert self.catalog is not None
             self._tried.append(ref)
             reasons = self._reasons(ref)
-            if reasons is not None and self._which == "newest":
+            if reasons is not None and self.which in _BY_ITSELF:
                 bad.append(Damage(str(ref), f"in quarantine: {reasons}", {"ref": ref, "quarantined": reasons}))
                 continue
             if reasons is not None:
@@ -227,7 +261,7 @@ class Picker:
         self._listings += 1
         self.catalog = catalog
         self._quarantined = listed(self._storage) if catalog.commits else {}
-        self._refs = (ref for ref in candidates(catalog, self._which) if ref not in self._tried)
+        self._refs = (ref for ref in candidates(catalog, self.which) if ref not in self._tried)
 
     def _look_anew(self, ref: CheckpointRef) -> bool:
         """Whether `ref` has gone since it was listed. If so, the choice begins anew with what is there now."""
@@ -242,11 +276,11 @@ class Picker:
     def unfinished(self, chosen: CheckpointRef | None) -> list[Damage]:
         """Saves begun after `chosen` (None: nothing was found) that never became a checkpoint.
 
-        Only told where the newest was asked for; and a listing that fails is no reason to fail a restore.
+        Not told where one was asked for by its step; and a listing that fails is no reason to fail a restore.
 
         Ranks: rank 0.
         """
-        if self._which != "newest" or self.catalog is None:
+        if self.which not in _BY_ITSELF or self.catalog is None:
             return []
         try:
             return unfinished(self.catalog, chosen)
@@ -255,8 +289,8 @@ class Picker:
             return []
 
     def may_pass_over(self, error: ResilioError) -> bool:
-        """Whether another checkpoint may be taken after `error`: the newest was asked for, and this one is damaged."""
-        return self._which == "newest" and is_damage(error)
+        """Whether another one may be taken after `error`: none was asked for by its step, and this one is damaged."""
+        return self.which in _BY_ITSELF and is_damage(error)
 
     def let_go(self) -> None:
         """Hold nothing any more. Idempotent, never fails."""
@@ -289,7 +323,7 @@ def passed_over(ref: CheckpointRef, error: ResilioError) -> Damage:
     return Damage(str(ref), f"{type(error).__name__}: {error}", {"ref": ref, **error.facts})
 
 
-def nothing_left(url: str, passed: list[Damage]) -> IntegrityError:
+def nothing_left(url: str, passed: list[Damage], *, healthy: bool = False) -> IntegrityError:
     """What to raise when no checkpoint of the lineage can be restored: never a reason for a fresh start."""
     lines = "".join(f"\n  {damage}" for damage in passed)
     held = [damage for damage in passed if "quarantined" in damage.facts]
@@ -297,8 +331,9 @@ def nothing_left(url: str, passed: list[Damage]) -> IntegrityError:
     if held:
         step = held[0].facts["ref"].step
         way_out = f"release what is in quarantine if it is good (`resilio release {url} {step}`), {way_out}"
+    which = "healthy checkpoint(s)" if healthy else "checkpoint(s)"
     return IntegrityError(
-        f"{url}: none of the {len(passed)} checkpoint(s) of the lineage can be restored; live state is as it was."
+        f"{url}: none of the {len(passed)} {which} of the lineage can be restored; live state is as it was."
         f"{lines}\nMend the store, {way_out}",
         url=url,
         passed_over=passed,

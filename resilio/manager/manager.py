@@ -191,8 +191,9 @@ class CheckpointManager(RunView):
         """Bring the state back from a checkpoint, exactly, at this number of ranks.
 
         Args:
-            which: ``"newest"`` of the lineage, a step, or a checkpoint's `ref` where a step is there more than once.
-                Going back to an older step begins a new branch at the next save.
+            which: ``"newest"`` of the lineage, ``"healthy"``: the newest without values that are not finite; a step, or
+                a checkpoint's `ref` where a step is there more than once. Going back to an older step begins a new
+                branch at the next save.
             only: components (``"model"``) or patterns over flat keys (``"model.encoder.*"``) to restore; the rest stays
                 live.
             exclude: the same, to leave out.

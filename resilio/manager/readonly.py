@@ -47,7 +47,8 @@ def restore(
     Args:
         url: the run's store, or the folder of a plain DCP checkpoint.
         state: the live objects, as for `CheckpointManager`.
-        which: ``"newest"`` of the lineage, a step, or a checkpoint's `ref`.
+        which: ``"newest"`` of the lineage, ``"healthy"``: the newest without values that are not finite; a step, or a
+            checkpoint's `ref`.
         only: see `CheckpointManager.restore`.
         exclude: the same.
         rename: the same.

@@ -18,7 +18,8 @@ class RestoreReport:
     """What was restored, from where, and how each part came back. The same on every rank but for `outcomes`.
 
     Attributes:
-        found: the checkpoint, None if the run has none (and the job starts at step 0).
+        found: the checkpoint, None if the run has none (and the job starts at step 0). Its `healthy` says whether
+            training can go on from its values.
         outcomes: one per component: exact, re-derived for another world, or stayed live.
         passed_over: newer checkpoints of the lineage that are damaged, newest first, and why each was not taken.
         renamed: saved flat key -> live one, of all that came back under another name.
@@ -48,7 +49,8 @@ class RestoreReport:
     def __repr__(self) -> str:
         parts = ["no checkpoint: a new run"]
         if self.found is not None:
-            parts = [str(self.found.ref), *(f"{one.component} {one.how}" for one in self.outcomes)]
+            bad = ["NOT HEALTHY"] if self.found.healthy is False else []
+            parts = [str(self.found.ref), *bad, *(f"{one.component} {one.how}" for one in self.outcomes)]
         passed = [f"{len(self.passed_over)} passed over"] if self.passed_over else []
         return f"<RestoreReport {', '.join([*parts, *passed])}>"
 
@@ -56,6 +58,8 @@ class RestoreReport:
         lines = ["no checkpoint: a new run"]
         if self.found is not None:
             lines = [f"restored {self.found.ref} of {self.found.world} rank(s) in {self.seconds:.2f} s"]
+            if self.found.non_finite:
+                lines.append(f"  NOT HEALTHY: {self.found.non_finite:,} value(s) of it are not finite")
         lines += [f"  {o.component}: {o.how}{f' ({o.note})' if o.note else ''}" for o in self.outcomes]
         renamed = [f"{old} -> {new}" for old, new in self.renamed.items()]
         lines += _shown("renamed", renamed) + _shown("stayed live", self.stayed) + _shown("not used", self.unused)

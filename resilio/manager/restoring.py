@@ -10,6 +10,7 @@ from ..clock import Clock
 from ..engine import Engine, ForeignCheckpoint, fill_foreign, saved_state
 from ..errors import ResilioError, RestoreError
 from ..ranks import Ranks
+from ..records.health import faults, faults_text
 from ..state.plan import RestorePlan
 from ..state.restore import plan_restore
 from ..state.saved import refuse_loose_ends
@@ -95,7 +96,7 @@ def _restore(
         passed += bad
         if picked is None:
             if passed:
-                raise nothing_left(storage.url, passed)
+                raise nothing_left(storage.url, passed, healthy=picker.which == "healthy")
             _warn(_UNFINISHED, never, ranks)
             return RestoreReport(found=None, unfinished=tuple(never))
         info, source = picked
@@ -138,6 +139,12 @@ def _restore(
         seconds=time.monotonic() - started,
     )
     if ranks.coordinator:
+        if info.non_finite and not isinstance(source, ForeignCheckpoint):
+            _log.warning(
+                "the checkpoint of step %d, now restored, is NOT HEALTHY: %d value(s) of it are not finite: %s. "
+                'restore("healthy") goes back to the newest that is',
+                *(info.step, info.non_finite, faults_text(faults(source))),
+            )
         _log.info(
             "restored step=%d generation=%d saved_world=%d world=%d seconds=%.3f read_bytes=%d passed_over=%d",
             *(info.step, info.ref.generation, info.world, ranks.world, report.seconds, report.read_bytes, len(passed)),

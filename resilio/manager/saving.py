@@ -161,9 +161,9 @@ class Committer:
         """A checkpoint was made: warn if training cannot go on from its values."""
         if health.non_finite:
             _log.warning(
-                "the checkpoint of step %d is NOT HEALTHY: %d value(s) that training goes on from are not finite: %s. "
-                "It is kept like any other, and the newest healthy one lives beside it. To go back to that: "
-                'restore("healthy"); to keep more of those: keep=keep_healthy(2) | …',
+                "the checkpoint of step %d is NOT HEALTHY: %d value(s) of it are not finite: %s. It is kept like any "
+                'other, and the newest healthy one lives beside it: restore("healthy") goes back to that, '
+                "keep=keep_healthy(2) | … keeps more of them",
                 *(step, health.non_finite, health),
             )
 

@@ -8,9 +8,11 @@ from typing import Any
 
 from .manifest import LoadedManifest
 
-__all__ = ["count_text", "faults", "trained_keys"]
+__all__ = ["SHOWN", "count_text", "faults", "faults_text", "trained_keys"]
 
 _PARAMS = re.compile(r"optimizer\.(.+\.)?param_groups\.\d+\.params")
+
+SHOWN = 5  # tensors named in one line
 
 
 def trained_keys(values: Mapping[str, Any], ties: Mapping[str, str]) -> frozenset[str]:
@@ -45,6 +47,17 @@ def faults(manifest: LoadedManifest) -> dict[str, tuple[int, int]]:
 
 
 def count_text(nan: int, infinite: int) -> str:
-    """Both numbers for people: those that are not zero."""
+    """Those of both that are not zero, for people."""
     said = [f"{number:,} {what}" for number, what in ((nan, "NaN"), (infinite, "infinite")) if number]
-    return ", ".join(said) or "none"
+    return ", ".join(said)
+
+
+def faults_text(found: Mapping[str, tuple[int, int]], more: bool = False) -> str:
+    """The first of them for people, each with both numbers.
+
+    Args:
+        found: as `faults` has them.
+        more: whether there are others besides.
+    """
+    named = [f"{name} ({count_text(*counts)})" for name, counts in list(found.items())[:SHOWN]]
+    return ", ".join(named) + (" and others" if more or len(found) > SHOWN else "")

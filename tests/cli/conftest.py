@@ -60,8 +60,13 @@ class Run:
         metrics: dict[str, float | str] | None = None,
         n_bytes: int = 200_000,
         about: dict[str, Any] | None = None,
+        non_finite: int | None = None,
+        inf: int = 0,
     ) -> str:
-        """A checkpoint of one rank and two tensors; returns the name of its folder."""
+        """A checkpoint of one rank and two tensors; returns the name of its folder.
+
+        `non_finite` values are NaN in the optimizer's state; `inf` are infinite in the model's, which nothing trains.
+        """
         attempt = keys.attempt_name(step, self.generation, "7f3a")
         raw = bytes(i * 7 % 251 for i in range(n_bytes)) + step.to_bytes(8, "little")
         blocks = bytearray()
@@ -74,8 +79,8 @@ class Run:
             return schema.ObjectRecord(name=name, size_bytes=len(content), digest=digests.digest_of(content))
 
         objects = [put(data, raw), put(keys.digests_name(data), bytes(blocks))]
-        piece = schema.Piece(offsets=[0], sizes=[n_bytes], object=0, at=0, size_bytes=n_bytes, block=0)
-        small = schema.Piece(offsets=[], sizes=[], object=0, at=n_bytes, size_bytes=8, block=first)
+        piece = schema.Piece(offsets=[0], sizes=[n_bytes], object=0, at=0, size_bytes=n_bytes, block=0, inf=inf)
+        small = schema.Piece(offsets=[], sizes=[], object=0, at=n_bytes, size_bytes=8, block=first, nan=non_finite or 0)
         part = schema.ManifestPart(
             format=1,
             rank=0,
@@ -86,6 +91,7 @@ class Run:
             },
             values={"step": step, "optimizer.param_groups.0.lr": 0.001, "scheduler.note": "\x1b[31mred"},
             tree={},
+            counted=non_finite is not None,
         )
         part_object = put(keys.part_name(0), schema.encode(part))
         manifest = schema.Manifest(
@@ -117,6 +123,7 @@ class Run:
             reasons=["every 100 steps"],
             about=about or {},
             versions={"torch": "2.13.0", "resilio": "0.1.0"},
+            non_finite=non_finite,
         )
         self._put(keys.commit_key(CheckpointRef(self.generation, step)), record)
         return attempt

@@ -533,7 +533,7 @@ def test_which_is_newest_or_the_number_of_a_step(run, which):
     refuses(
         run,
         ConfigError,
-        re.escape(f"restore(which={which!r}): which is 'newest', the number of a step, or the ref"),
+        re.escape(f"restore(which={which!r}): which is 'newest', 'healthy', the number of a step, or the ref"),
         which=which,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from typing import Any
@@ -12,8 +13,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from workload import build
 
+import resilio
 from resilio import CheckpointManager, hookimpl, keep_healthy, keep_last, open_storage
+from resilio.errors import ConfigError, IntegrityError, NoCheckpointError
 from resilio.events import Event, Saved
+from resilio.records import schema
 from resilio.records.catalog import discover
 from resilio.records.manifest import LoadedManifest, load_manifest
 from resilio.testing.worlds import run_world
@@ -212,3 +216,77 @@ def test_the_pieces_of_all_ranks_add_up(tmp_path, kind, world):
     assert first["non_finite"] == total > world * 10
     assert len(first["said"]) == 1 and f" {total} value(s)" in first["said"][0]
     assert all(one["said"] == [] and one["non_finite"] == total for one in others)
+
+
+def lived(url: Any, faults: list[float]) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A run that saved a step for each of these values in its mask, and its first weight made the step."""
+    model, optimizer = make()
+    with CheckpointManager(url, {"model": model, "optimizer": optimizer}, mode="sync") as ckpt:
+        for step, value in enumerate(faults, 1):
+            model.mask.fill_(value)
+            with torch.no_grad():
+                model[0].weight[0, 0] = step
+            ckpt.save(step)
+    return model, optimizer
+
+
+def test_restore_of_the_healthy_goes_back_past_the_others_and_begins_a_branch(tmp_path, caplog):
+    model, optimizer = lived(tmp_path, [0.0, 0.0, math.nan, math.nan])
+    with CheckpointManager(tmp_path, {"model": model, "optimizer": optimizer}, mode="sync") as ckpt:
+        caplog.clear()
+        report = ckpt.restore("healthy")
+        assert report.step == 2 and report.found.healthy and model[0].weight[0, 0] == 2
+        assert "HEALTHY" not in str(report) + repr(report) and not warned(caplog)
+        ckpt.save(ckpt.next_step)
+        assert [(info.step, info.on_lineage) for info in ckpt.checkpoints()] == [
+            (1, True), (2, True), (3, False), (4, False), (3, True)
+        ]  # fmt: skip
+    assert resilio.restore(tmp_path, {"model": model, "optimizer": optimizer}, which="healthy").step == 3
+
+
+def test_restore_of_an_unhealthy_one_says_so_with_its_tensors(tmp_path, caplog):
+    model, optimizer = lived(tmp_path, [0.0, math.nan])
+    caplog.clear()
+    report = resilio.restore(tmp_path, {"model": model, "optimizer": optimizer})
+    assert report.step == 2
+    assert "NOT HEALTHY: 4 value(s) of it are not finite" in str(report) and "NOT HEALTHY" in repr(report)
+    (text,) = warned(caplog)
+    assert "step 2" in text and "model.mask (4 NaN)" in text and 'restore("healthy")' in text
+
+
+def test_a_damaged_healthy_one_is_passed_over_for_the_healthy_one_before(tmp_path, caplog):
+    model, optimizer = lived(tmp_path, [0.0, math.nan, 0.0, math.nan])
+    (data,) = tmp_path.glob("step-000000003-*/__0_0.distcp")
+    data.write_bytes(b"")
+    report = resilio.restore(tmp_path, {"model": model, "optimizer": optimizer}, "healthy")
+    assert report.step == 1 and [one.facts["ref"].step for one in report.passed_over] == [3]
+    (data,) = tmp_path.glob("step-000000001-*/__0_0.distcp")
+    data.write_bytes(b"")
+    with pytest.raises(IntegrityError, match=r"none of the 2 healthy checkpoint\(s\) of the lineage can be restored"):
+        resilio.restore(tmp_path, {"model": model, "optimizer": optimizer}, "healthy")
+
+
+def test_where_none_is_known_to_be_healthy_the_error_lists_them(tmp_path):
+    model, optimizer = lived(tmp_path, [math.nan, math.nan])
+    live = {"model": model, "optimizer": optimizer}
+    with CheckpointManager(tmp_path, live, mode="sync") as ckpt:
+        with pytest.raises(NoCheckpointError) as caught:
+            ckpt.restore("healthy")
+        assert "step 2 (generation 1): 4 are not finite\n  step 1 (generation 1): 4 are not finite" in str(caught.value)
+        commit = tmp_path / "commits/000000001-g000001.json"
+        record = json.loads(commit.read_bytes())
+        del record["non_finite"], record["check"]  # as it was before there was a count
+        commit.write_bytes(schema.seal(json.dumps(record).encode()))
+        with pytest.raises(NoCheckpointError, match=r"step 1 \(generation 1\): its values were never counted"):
+            ckpt.restore("healthy")
+        assert ckpt.checkpoints()[0].healthy is None
+        assert ckpt.restore(1).step == 1
+
+
+def test_on_a_new_run_there_is_nothing_to_go_back_to_and_training_begins(tmp_path):
+    model, optimizer = make()
+    with CheckpointManager(tmp_path, {"model": model, "optimizer": optimizer}, mode="sync") as ckpt:
+        assert ckpt.restore("healthy").found is None
+        ckpt.save(1)
+        with pytest.raises(ConfigError, match="'healthy'"):
+            ckpt.restore("healthiest")
