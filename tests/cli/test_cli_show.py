@@ -76,6 +76,7 @@ def test_json_has_every_field(resilio: Any, branched: Any) -> None:
             {"name": "manifest-0.json"},
             {"name": "manifest.json"},
         ],
+        "faults": [],
         "tensors": {
             "count": 2,
             "size_bytes": 200_008,
@@ -151,6 +152,8 @@ def test_tensors_are_listed_and_chosen_by_a_glob(resilio: Any, branched: Any) ->
             "size_bytes": 8,
             "pieces": 1,
             "tied_to": None,
+            "nan": None,
+            "inf": None,
         }
     ]
     assert resilio("show", branched.url, "--tensors", "--match", "MODEL*")[1].endswith("0 tensors of 2, 0 B\n")
