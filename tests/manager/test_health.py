@@ -20,7 +20,9 @@ from resilio.events import Event, Saved
 from resilio.records import schema
 from resilio.records.catalog import discover
 from resilio.records.manifest import LoadedManifest, load_manifest
+from resilio.records.quarantine import quarantine
 from resilio.testing.worlds import run_world
+from resilio.types import CheckpointRef
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -290,3 +292,10 @@ def test_on_a_new_run_there_is_nothing_to_go_back_to_and_training_begins(tmp_pat
         ckpt.save(1)
         with pytest.raises(ConfigError, match="'healthy'"):
             ckpt.restore("healthiest")
+
+
+def test_a_healthy_one_in_quarantine_is_passed_over_for_the_healthy_one_before(tmp_path):
+    model, optimizer = lived(tmp_path, [0.0, math.nan, 0.0, math.nan])
+    quarantine(open_storage(tmp_path), CheckpointRef(1, 3), "of a bad host")
+    report = resilio.restore(tmp_path, {"model": model, "optimizer": optimizer}, "healthy")
+    assert report.step == 1 and ["of a bad host" in one.what for one in report.passed_over] == [True]

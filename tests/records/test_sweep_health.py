@@ -60,12 +60,11 @@ def test_newest_not_quarantined_and_newest_healthy_each_live_and_so_does_the_one
         save(store, writer, step, non_finite=count)
     for bad in (3, 5):
         store.put(f"quarantine/{keys.stem(CheckpointRef(1, bad))}.json", b"{}")
-    report = swept(store)
-    assert report.kept == {
-        CheckpointRef(1, 2): "newest that is healthy",
-        CheckpointRef(1, 4): "newest that is not quarantined",
-        CheckpointRef(1, 5): "one of the last 1; newest of the lineage",
-    }
+    kept = swept(store).kept
+    assert {ref.step for ref in kept} == {2, 4, 5}
+    assert kept[CheckpointRef(1, 2)] == "newest that is healthy"
+    assert "newest that is not quarantined" in kept[CheckpointRef(1, 4)]
+    assert "newest of the lineage" in kept[CheckpointRef(1, 5)]
 
 
 def test_a_branch_of_unhealthy_ones_never_costs_what_it_left_behind():
