@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import xxhash
 
@@ -15,6 +15,7 @@ __all__ = ["UNKNOWN", "Trained", "summary", "together"]
 
 _LR = re.compile(r"optimizer\.(.+\.)?param_groups\.\d+\.lr")
 _COUNTER = re.compile(r"optimizer\.(.+\.)?state\..+\.step")
+_SCALE, _GROWTH = ".scale", "._growth_tracker"  # what `torch.amp.GradScaler.state_dict()` calls them
 
 
 @dataclass(frozen=True)
@@ -25,17 +26,26 @@ class Trained:
         parameters: of all parameters that an optimizer owns; zero where nothing is known.
         counters: of the optimizer's step counters; zero where it has none.
         moving: whether a learning rate is not zero.
+        scalers: name of each gradient scaler -> its scale, and the number of steps since that was changed.
     """
 
     parameters: Lanes = ZERO
     counters: Lanes = ZERO
     moving: bool = False
+    scalers: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
     def stale_after(self, before: Trained) -> bool:
         """Whether the parameters are bit for bit those of `before`, though steps were taken."""
-        skipped = self.counters != ZERO and self.counters == before.counters
+        skipped = (self.counters != ZERO and self.counters == before.counters) or self._backed_off(before)
         known = self.parameters != ZERO
         return known and self.parameters == before.parameters and self.moving and not skipped
+
+    def _backed_off(self, before: Trained) -> bool:
+        """Whether a scaler has skipped the last step. An optimizer without counters tells nothing of that."""
+        return any(
+            steps == 0 and name in before.scalers and scale < before.scalers[name][0]
+            for name, (scale, steps) in self.scalers.items()
+        )
 
 
 UNKNOWN = Trained()
@@ -49,6 +59,7 @@ def summary(trained: frozenset[str], tensors: Mapping[str, TensorRecord], values
         combine(_under(key, record) for key, record in tensors.items() if key in trained),
         combine(_under(key, record) for key, record in tensors.items() if _COUNTER.fullmatch(key)),
         any(rate != 0 for rate in rates),
+        dict(_scalers(values)),
     )
 
 
@@ -59,7 +70,15 @@ def together(shares: Iterable[Trained]) -> Trained:
         combine(one.parameters for one in shares),
         combine(one.counters for one in shares),
         any(one.moving for one in shares),
+        {name: held for one in shares for name, held in one.scalers.items()},
     )
+
+
+def _scalers(values: Mapping[str, object]) -> Iterator[tuple[str, tuple[float, int]]]:
+    for key, steps in values.items():
+        scale = values.get(key.removesuffix(_GROWTH) + _SCALE) if key.endswith(_GROWTH) else None
+        if isinstance(scale, int | float) and isinstance(steps, int):
+            yield key.removesuffix(_GROWTH), (scale, steps)
 
 
 def _of(record: TensorRecord) -> Lanes:

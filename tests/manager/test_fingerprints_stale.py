@@ -88,6 +88,64 @@ def test_not_when_steps_were_skipped_nor_without_an_optimizer_or_fingerprints(tm
     assert not warned(caplog)
 
 
+def scaled(
+    kind: Callable[..., torch.optim.Optimizer],
+) -> tuple[nn.Module, torch.optim.Optimizer, torch.amp.GradScaler]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 4)
+    scaler = torch.amp.GradScaler(device="cpu", init_scale=1024.0, growth_interval=3)
+    return model, kind(model.parameters(), lr=0.1), scaler
+
+
+def scaled_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, *, overflows: bool
+) -> None:
+    loss = model(torch.ones(5, 3)).square().sum()
+    scaler.scale(loss * (float("inf") if overflows else 1.0)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_not_when_a_scaler_has_skipped_every_step_since_whatever_the_optimizer_counts(tmp_path, caplog, kind, named):
+    model, optimizer, scaler = scaled(kind)
+    live = {"model": model, "optimizer": optimizer, "scaler": {"only": scaler} if named else scaler}
+    with CheckpointManager(tmp_path, live, mode="sync") as ckpt:
+        scaled_step(model, optimizer, scaler, overflows=False)
+        ckpt.save(1)
+        before = model.weight.detach().clone()
+        for _ in range(3):
+            scaled_step(model, optimizer, scaler, overflows=True)
+        assert torch.equal(model.weight, before) and scaler.get_scale() == 128.0
+        ckpt.save(2)
+    assert not warned(caplog)
+
+
+def test_a_scaler_that_has_not_skipped_the_last_step_excuses_nothing(tmp_path, caplog):
+    model, optimizer, scaler = scaled(torch.optim.SGD)
+    with CheckpointManager(tmp_path, {"model": model, "optimizer": optimizer, "scaler": scaler}, mode="sync") as ckpt:
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+
+        def train(*overflows: bool) -> None:
+            for one in overflows:
+                scaled_step(model, optimizer, scaler, overflows=one)
+            model.load_state_dict(before)
+
+        ckpt.save(1)
+        train(False)  # the scale is as it was
+        ckpt.save(2)
+        train(True, False)  # it is lower, and a step was taken since
+        ckpt.save(3)
+        train(False, False)  # it has just grown: no steps since, as after a skipped one
+        assert scaler.state_dict()["_growth_tracker"] == 0
+        ckpt.save(4)
+    assert [text.partition(":")[0] for text in warned(caplog)] == [
+        f"nothing was learned from step {step} to step {step + 1}" for step in (1, 2, 3)
+    ]
+
+
 def put_back(model: nn.Module, values: list[torch.Tensor], but: str = "none") -> None:
     with torch.no_grad():
         for (name, p), value in zip(model.named_parameters(), values, strict=True):
