@@ -20,6 +20,7 @@ from .ls import ls
 from .pin import pin, unpin
 from .plan import plan
 from .plugins import plugins
+from .quarantine import quarantine, release
 from .selftest import selftest
 from .show import show
 from .verify import verify
@@ -77,7 +78,22 @@ def _options(
     pass
 
 
-for command in (ls, show, verify, diff, export, pin, unpin, forget, plan, plugins, doctor, completion):
+for command in (
+    ls,
+    show,
+    verify,
+    diff,
+    export,
+    pin,
+    unpin,
+    quarantine,
+    release,
+    forget,
+    plan,
+    plugins,
+    doctor,
+    completion,
+):
     app.command()(command)
 app.command("import")(import_)
 app.add_typer(selftest, name="selftest")

@@ -70,6 +70,7 @@ def export(
     limit = _size(shard_size)
     with look.reading(url, which, lambda name: _wanted(name, only), trust) as (reader, said, info):
         manifest = reader.manifest
+        held = {} if info is None else look.in_quarantine(reader.storage)
         chosen = [name for name in sorted({*manifest.tensors, *manifest.ties, *manifest.values}) if _wanted(name, only)]
         names = {name: name.removeprefix(strip_prefix) for name in chosen}
         if not chosen or len(set(names.values())) < len(names) or not all(names.values()):
@@ -96,7 +97,7 @@ def export(
     size_bytes = sum(entry.tensor.size_bytes for entry in entries)
     page = {
         "url": said["url"],
-        "checkpoint": None if info is None else pages.info_json(info),
+        "checkpoint": None if info is None else pages.info_json(info, held),
         "name": said["name"],
         "to": str(target),
         "format": form.value,
@@ -109,6 +110,8 @@ def export(
         output.emit_json(page)
     else:
         what = f"{output.count(len(entries), 'tensor')}, {output.size(size_bytes)}"
+        if info is not None and info.ref in held:
+            output.emit(output.clean(f"{said['name']} is in quarantine: {held[info.ref]}") + "\n")
         output.emit_page(output.clean(f"{said['name']}  ->  {target}: {what}, in {output.count(len(files), 'file')}"))
     return Exit.GOOD
 

@@ -65,7 +65,7 @@ def forget(
         told = explain(storage, reasons, claims=claims, generation=generation).with_pins(storage)
         if told.refused:
             raise ConfigError(f"{storage.url}: {told.refused}. Say one that keeps something, such as {EXAMPLE}")
-        plan = Plan(told, _sizes(storage))
+        plan = Plan(told, _sizes(storage), look.in_quarantine(storage))
         if not as_json:
             output.emit_page(*plan.page(now_s))
         # What there is may have changed since: the sweep looks and decides anew, by the same rules.
@@ -99,6 +99,7 @@ class Plan:
 
     told: Explanation
     sizes: Mapping[str, int]
+    quarantined: Mapping[CheckpointRef, str]
 
     @property
     def fates(self) -> list[Fate]:
@@ -146,7 +147,7 @@ class Plan:
                 ago(fate.info.time_s, now_s) if fate.info else "?",
                 size(self.size_of(fate)),
                 "goes" if fate.goes else "lives",
-                clean(fate.why),
+                clean(fate.why + (f" (in quarantine: {why})" if (why := self.quarantined.get(fate.ref)) else "")),
                 style=None if fate.goes else "dim",
             )
         parts: list[Table | str] = [shown]
@@ -186,7 +187,7 @@ class Plan:
                 "because": list(fate.reasons),
                 "attempt": fate.attempt,
                 "size_bytes": self.size_of(fate),
-                "checkpoint": info_json(fate.info) if fate.info else None,
+                "checkpoint": info_json(fate.info, self.quarantined) if fate.info else None,
             }
 
         return {

@@ -12,6 +12,7 @@ from ..hooks import host
 from ..policies import KeepPolicy, SavePolicy
 from ..records import keys
 from ..records.catalog import Catalog, discover
+from ..records.quarantine import quarantined
 from ..records.run import read_run
 from ..storage.base import Storage
 from ..types import CheckpointInfo, CheckpointRef
@@ -20,7 +21,17 @@ if TYPE_CHECKING:
     from ..records.tensors import Reads
     from .plain import PlainFolder
 
-__all__ = ["catalog_of", "catalog_or_plain", "choose", "exact", "keep_policy", "named", "reading", "save_policy"]
+__all__ = [
+    "catalog_of",
+    "catalog_or_plain",
+    "choose",
+    "exact",
+    "in_quarantine",
+    "keep_policy",
+    "named",
+    "reading",
+    "save_policy",
+]
 
 
 def catalog_of(storage: Storage) -> Catalog:
@@ -129,6 +140,11 @@ def choose(catalog: Catalog, which: str | None) -> CheckpointRef:
 def exact(which: str) -> CheckpointRef | None:
     """The checkpoint that has this name, there or not; None if it is no such name."""
     return keys.parse_commit(f"{keys.COMMITS}{which}.json")
+
+
+def in_quarantine(storage: Storage) -> dict[CheckpointRef, str]:
+    """Which checkpoints must not be resumed from, and why."""
+    return {ref: found.why for ref, found in quarantined(storage).items()}
 
 
 def named(ref: CheckpointRef) -> dict[str, Any]:

@@ -25,15 +25,16 @@ def ls(url: Url, as_json: Json = False, debug: Debug = False) -> int:
 
             return plain_pages.ls(storage, found, as_json=as_json)
         infos, damaged = catalog.checkpoints()
+        held = look.in_quarantine(storage)
     infos.sort(key=lambda info: info.ref, reverse=True)
     if as_json:
         output.emit_json(
             {
                 "url": storage.url,
-                "checkpoints": [pages.info_json(info) for info in infos],
+                "checkpoints": [pages.info_json(info, held) for info in infos],
                 "damaged": [pages.damage_json(one) for one in damaged],
             }
         )
     else:
-        output.emit_page(pages.ls_table(infos, now_s=time.time()), *map(pages.damage_line, damaged))
+        output.emit_page(pages.ls_table(infos, held, now_s=time.time()), *map(pages.damage_line, damaged))
     return Exit.WANTING if damaged else Exit.GOOD

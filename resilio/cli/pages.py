@@ -38,13 +38,17 @@ _VALUES = 20
 _VALUE_WIDTH = 60
 
 
-def info_json(info: CheckpointInfo) -> dict[str, Any]:
-    """A checkpoint, as `ls`, `show` and `verify` all write it."""
+Why = Mapping[CheckpointRef, str]  # of what is in quarantine
+
+
+def info_json(info: CheckpointInfo, quarantined: Why) -> dict[str, Any]:
+    """A checkpoint, as `ls`, `show` and `forget` all write it."""
     return {
         "name": keys.stem(info.ref),
         "step": info.step,
         "generation": info.ref.generation,
         "on_lineage": info.on_lineage,
+        "quarantined": quarantined.get(info.ref),
         "committed_at": iso(info.time_s),
         "time_s": info.time_s,
         "world": info.world,
@@ -73,13 +77,14 @@ def damage_line(damage: Damage) -> str:
     return clean(f"{'NOT JUDGED' if is_open(damage) else 'DAMAGED'}  {damage}")
 
 
-def ls_table(infos: Sequence[CheckpointInfo], now_s: float) -> Table:
-    """Checkpoints as one line each, in the order given. The columns "lineage" and "health" are left out where
-    all are on it, and none is known to be unhealthy.
+def ls_table(infos: Sequence[CheckpointInfo], quarantined: Why, now_s: float) -> Table:
+    """Checkpoints as one line each, in the order given. The columns "lineage", "health" and "quarantine" are left out
+    where all are on it, none is known to be unhealthy, and nothing is in it.
     """
     off = any(not info.on_lineage for info in infos)
     bad = any(info.healthy is False for info in infos)
-    more = [*(["lineage"] if off else []), *(["health"] if bad else [])]
+    held = any(info.ref in quarantined for info in infos)
+    more = [*(["lineage"] if off else []), *(["health"] if bad else []), *(["quarantine"] if held else [])]
     shown = Table("step", "gen", "committed", "", "ranks", "size", *more, "metrics", "saved because")
     for info in infos:
         shown.add_row(
@@ -91,6 +96,7 @@ def ls_table(infos: Sequence[CheckpointInfo], now_s: float) -> Table:
             size(info.size_bytes),
             *(["on" if info.on_lineage else "off"] if off else []),
             *([health_text(info.non_finite)] if bad else []),
+            *([clean(_cut(quarantined.get(info.ref, "")))] if held else []),
             clean(" ".join(f"{name}={value:.4g}" for name, value in sorted(info.metrics.items()))),
             clean("; ".join(info.reasons)),
             style=None if info.on_lineage else "dim",
@@ -105,7 +111,7 @@ def health_text(non_finite: int | None) -> str:
     return f"BAD: {non_finite:,} not finite" if non_finite else "good"
 
 
-def show_json(info: CheckpointInfo, manifest: LoadedManifest) -> dict[str, Any]:
+def show_json(info: CheckpointInfo, manifest: LoadedManifest, quarantined: Why) -> dict[str, Any]:
     """All of `show`."""
     from ..records.health import faults
 
@@ -125,7 +131,7 @@ def show_json(info: CheckpointInfo, manifest: LoadedManifest) -> dict[str, Any]:
     objects += [(one.name, one.size_bytes, one.digest) for one in manifest.objects.values()]
     objects += [(one.name, one.size_bytes, one.digest) for one in manifest.root.parts]
     return {
-        "checkpoint": info_json(info),
+        "checkpoint": info_json(info, quarantined),
         "versions": commit.versions,
         "objects": [{"name": name, "size_bytes": n, "digest": digest} for name, n, digest in sorted(objects)],
         "tensors": totals_json(tensors),
@@ -175,6 +181,7 @@ def show_page(page: Mapping[str, Any], now_s: float) -> list[Table | str]:
     for name, text in (
         ("checkpoint", f"{info['name']}  (step {info['step']}, generation {info['generation']})"),
         ("lineage", "on" if info["on_lineage"] else "off: a newer branch left it behind"),
+        *([("quarantine", info["quarantined"])] if info["quarantined"] else []),
         ("committed", f"{info['committed_at']}  ({ago(info['time_s'], now_s)})"),
         ("ranks", str(info["world"])),
         ("saved because", reasons or "?"),
@@ -200,13 +207,14 @@ def show_page(page: Mapping[str, Any], now_s: float) -> list[Table | str]:
     return parts
 
 
-def verify_json(ref: CheckpointRef, found: Verification, on_lineage: bool) -> dict[str, Any]:
+def verify_json(ref: CheckpointRef, found: Verification, on_lineage: bool, quarantined: str | None) -> dict[str, Any]:
     """What became of one checkpoint."""
     return {
         "name": keys.stem(ref),
         "step": ref.step,
         "generation": ref.generation,
         "on_lineage": on_lineage,
+        "quarantined": quarantined,
         "good": not found.damage,
         "damage": [damage_json(one) for one in found.damage],
         "coverage": coverage_json(found.coverage),

@@ -92,6 +92,7 @@ def _start(url: str | None, from_step: int | None, now_s: float) -> tuple[str | 
     with open_storage(url) as storage:
         catalog = look.catalog_of(storage)
         infos, damaged = catalog.checkpoints()
+        quarantined = look.in_quarantine(storage)
         held = {CheckpointRef(one.generation, one.step) for one in pins(storage)}
     try:
         held |= Calls(host()).pins(infos).keys()
@@ -103,10 +104,15 @@ def _start(url: str | None, from_step: int | None, now_s: float) -> tuple[str | 
     off = len(infos) - len(on)
     if off:
         notes.append(f"{count(off, 'checkpoint')} off the lineage besides, which policies do not look at")
+    notes += [
+        f"step {info.step} is in quarantine, and does not count as one to keep: {quarantined[info.ref]}"
+        for info in on
+        if info.ref in quarantined
+    ]
     if damaged:
         notes.append(f"{count(len(damaged), 'commit record')} cannot be read, and are left out")
     size_bytes = next((info.size_bytes for info in reversed(lineage) if info.size_bytes), None)
-    return storage.url, Start(on, step, now_s, held, size_bytes), notes
+    return storage.url, Start(on, step, now_s, held, size_bytes, quarantined), notes
 
 
 def _notes(save: SavePolicy, keep: KeepPolicy, outcome: Outcome) -> list[str]:

@@ -42,7 +42,7 @@ def show(
             return plain_pages.show(storage, one, listed=tensors, match=match, as_json=as_json)
         ref = look.choose(catalog, which)
         info, manifest = catalog.info(ref), load_manifest(storage, catalog.read(ref))
-    page = pages.show_json(info, manifest)
+        page = pages.show_json(info, manifest, look.in_quarantine(storage))
     if tensors:
         page["tensors"]["listed"] = tensor_pages.listed(manifest, match)
     if as_json:

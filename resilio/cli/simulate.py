@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..errors import ConfigError
 from ..policies import KeepPolicy, SaveContext, SavePolicy, keep_all
+from ..records.quarantine import asked_twice
 from ..types import CheckpointInfo, CheckpointRef
 
 __all__ = ["SAVES_MAX", "STEPS_MAX", "Outcome", "Save", "Start", "simulate"]
@@ -29,6 +31,7 @@ class Start:
         now_s: Unix seconds.
         held: those that live whatever the policy says.
         size_bytes: of one checkpoint; None if there is none to go by.
+        quarantined: those that must not be resumed from.
     """
 
     lineage: Sequence[CheckpointInfo] = ()
@@ -36,6 +39,7 @@ class Start:
     now_s: float = 0.0
     held: Collection[CheckpointRef] = ()
     size_bytes: int | None = None
+    quarantined: Collection[CheckpointRef] = ()
 
     @property
     def generation(self) -> int:
@@ -185,7 +189,8 @@ def _replay(saves: Iterable[tuple[int, str]], keep: KeepPolicy, start: Start, st
         if all_live:
             outcome.saves.append(Save(step, reason, (), len(outcome.end)))
             continue
-        kept = keep.reasons(outcome.end, now_s)
+        usable = [info.ref for info in outcome.end if info.ref not in start.quarantined]
+        kept = asked_twice(partial(_asked, keep, now_s), outcome.end, usable)
         goes = [info.ref for info in outcome.end if not kept.get(info.ref) and info.ref != ref and info.ref not in held]
         if goes and not any(kept.values()):
             outcome.refused += 1
@@ -196,6 +201,10 @@ def _replay(saves: Iterable[tuple[int, str]], keep: KeepPolicy, start: Start, st
         outcome.saves.append(Save(step, reason, tuple(goes), len(outcome.end)))
         looks += len(outcome.end)
     return outcome
+
+
+def _asked(keep: KeepPolicy, now_s: float, infos: list[CheckpointInfo]) -> dict[CheckpointRef, str]:
+    return keep.reasons(infos, now_s)
 
 
 class _Unknown(dict[str, float]):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from .errors import Exit
 from .options import Debug, Json, Url, Which
+
+if TYPE_CHECKING:
+    from ..storage.base import Storage
+    from ..types import CheckpointRef, Damage
 
 __all__ = ["verify"]
 
@@ -27,6 +31,9 @@ def verify(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Names and sizes of objects alone; read no data.")] = False,
     read_all: Annotated[bool, typer.Option("--read-all", help="Read every byte. The default.")] = False,
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="Let no job resume from what is damaged, until it is released.")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
@@ -59,7 +66,10 @@ def verify(
             if sample is not None:
                 raise ConfigError("a checkpoint of plain DCP has no digests to judge a sample by; leave out --sample.")
             chosen = folders[::-1] if every else [plain.choose(storage, folders, which)]
+            if quarantine:
+                raise ConfigError("a folder of plain DCP is no run, and has no place for a quarantine.")
             return plain_pages.verify(storage, chosen, read=not quick, as_json=as_json)
+        held = look.in_quarantine(storage)
         for ref in reversed(catalog.commits) if every else [look.choose(catalog, which)]:
             try:
                 with output.progress_bar(keys.stem(ref)) as progress:
@@ -71,12 +81,32 @@ def verify(
             with suppress(FormatError, IntegrityError, NotFoundError):  # such a record is among the damage already
                 found.damage.extend(calls.verify(catalog.info(ref), storage))
             findings += found.damage
-            results.append(pages.verify_json(ref, found, on_lineage=ref in catalog.lineage))
             if not as_json:
                 output.emit("".join(f"{line}\n" for line in pages.verify_lines(ref, found)))
+            if quarantine and _put_away(storage, ref, found.damage):
+                held = look.in_quarantine(storage)
+            if not as_json and ref in held:
+                output.emit(output.clean(f"{keys.stem(ref)}  in quarantine: {held[ref]}") + "\n")
+            results.append(pages.verify_json(ref, found, ref in catalog.lineage, held.get(ref)))
     good = all(result["good"] for result in results)
     if as_json:
         output.emit_json({"url": storage.url, "good": good, "checkpoints": results})
     if good:
         return Exit.GOOD
     return Exit.INCONCLUSIVE if all(map(pages.is_open, findings)) else Exit.WANTING
+
+
+def _put_away(storage: Storage, ref: CheckpointRef, damage: list[Damage]) -> bool:
+    """Quarantine a checkpoint if it is damaged itself: not what a plugin could not judge, or a newer resilio wrote."""
+    from ..errors import NoCheckpointError
+    from ..records.quarantine import quarantine
+    from .pages import is_open
+
+    found = [one for one in damage if not is_open(one)]
+    if not found or any(one.facts.get("newer") for one in found):
+        return False
+    because = f"found damaged by `resilio verify` at {len(found)} place(s)"
+    try:
+        return quarantine(storage, ref, because, found, found_by="verify") is not None
+    except NoCheckpointError:
+        return False  # somebody's sweep took it meanwhile

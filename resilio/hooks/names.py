@@ -13,7 +13,7 @@ __all__ = ["OWN_COMMANDS", "Command", "CommandRegistry", "DrillRegistry"]
 # resilio's own, those to come included: no plugin may have one, so that a later release takes nothing from anybody.
 OWN_COMMANDS = (
     *("ls", "show", "verify", "selftest", "forget", "pin", "unpin", "plugins", "doctor", "plan", "completion"),
-    *("drill", "report", "advise", "run", "import", "export", "diff", "schedule"),
+    *("drill", "report", "advise", "run", "import", "export", "diff", "schedule", "quarantine", "release"),
 )
 
 _NAME = "[a-z][a-z0-9-]*"

@@ -46,6 +46,7 @@ def quarantine_findings(storage: Storage, findings: list[Damage], clock: Clock, 
             _log.warning("not quarantined: %s url=%s error=%s", ref, storage.url, error)
             continue
         if record is not None:
+            _log.warning("quarantined %s because=%r url=%s", ref, record.because, storage.url)
             teller.tell(Quarantined, ref=ref, because=record.because, problems=tuple(problems))
 
 

@@ -115,7 +115,7 @@ def quarantine(
         return None
     record.attempt = _still(storage, ref, attempt)
     storage.put(keys.quarantine_key(ref, secrets.token_hex(8)), schema.encode(record))
-    _log.warning("quarantined step=%d generation=%d because=%r", ref.step, ref.generation, because)
+    _log.info("quarantined step=%d generation=%d because=%r", ref.step, ref.generation, because)
     return record
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import FormatError, IntegrityError, NoCheckpointError, NotFoundError
+from ..errors import FormatError, IntegrityError, NewerFormatError, NoCheckpointError, NotFoundError
 from ..storage.base import Storage
 from ..types import CheckpointRef, Damage
 from . import keys
@@ -95,7 +95,8 @@ def examine_checkpoint(
     except NotFoundError as error:
         raise NoCheckpointError(f"{storage.url}: there is no checkpoint of {ref}", ref=ref) from error
     except (IntegrityError, FormatError) as error:
-        damage = [Damage(_named(one.where) or where, one.what) for one in problems_of(error)]
+        facts = {"newer": True} if isinstance(error, NewerFormatError) else {}
+        damage = [Damage(_named(one.where) or where, one.what, facts) for one in problems_of(error)]
         return Verification(damage, Coverage(level, 0, 0))
     chosen = sample_units(manifest, how, rng) if isinstance(how, Sample) else None
     verifier = _Verifier(storage, manifest, progress or (lambda done, total: None), chosen, level)

@@ -111,7 +111,8 @@ from resilio.cli import main
 url = sys.argv[1]
 for args in (
     ("ls", url), ("ls", url, "--json"), ("show", url), ("verify", url), ("pin", url, "400", "--because", "x"),
-    ("unpin", url, "400"), ("forget", url, "--keep", "keep_all()"), ("forget", url, "--keep", "keep_all()", "--yes"),
+    ("unpin", url, "400"), ("quarantine", url, "400", "--because", "x"), ("ls", url), ("release", url, "400"),
+    ("forget", url, "--keep", "keep_all()"), ("forget", url, "--keep", "keep_all()", "--yes"),
     ("plan", url, "--save", "save_every(5)", "--steps", "10"), ("plugins",), ("doctor", url), ("completion", "bash"),
     ("--help",),
 ):

@@ -19,11 +19,20 @@ COMMANDS = {
     "verify": (),
     "pin": ("400", "--because", "x"),
     "unpin": ("400",),
+    "quarantine": ("400", "--because", "x"),
+    "release": ("400",),
     "forget": ("--keep", "keep_last(1)"),
     "plan": ("--save", "save_every(5)", "--steps", "10"),
     "doctor": ("--read-only",),
 }
-STEPS = {"show": (), "verify": (), "pin": ("--because", "x"), "unpin": ()}
+STEPS = {
+    "show": (),
+    "verify": (),
+    "pin": ("--because", "x"),
+    "unpin": (),
+    "quarantine": ("--because", "x"),
+    "release": (),
+}
 
 
 @pytest.fixture

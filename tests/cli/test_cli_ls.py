@@ -41,6 +41,7 @@ def test_json_has_every_field(resilio: Any, branched: Any) -> None:
         "name": "000000300-g000002",
         "non_finite": None,
         "on_lineage": True,
+        "quarantined": None,
         "reasons": ["every 100 steps"],
         "size_bytes": 200_008,
         "step": 300,
@@ -84,7 +85,7 @@ def test_a_newer_format_is_inconclusive(resilio: Any, branched: Any) -> None:
     assert "99" in err and "pgrade" in err
 
 
-def test_a_thousand_checkpoints_are_one_small_read_each_and_three_listings(
+def test_a_thousand_checkpoints_are_one_small_read_each_and_four_listings(
     resilio: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.begin(1)
@@ -107,5 +108,5 @@ def test_a_thousand_checkpoints_are_one_small_read_each_and_three_listings(
     assert (code, len(out.splitlines())) == (0, 1001)
     reads = sum(count for call, count in calls.items() if call.split()[0] in ("get", "read_into"))
     assert reads == 1000 + 2  # and the run's record, and the generation's
-    assert sum(count for call, count in calls.items() if call.startswith("list ")) == 3
+    assert sum(count for call, count in calls.items() if call.startswith("list ")) == 4  # and what is in quarantine
     assert [call for call in calls if call.startswith(("stat", "incomplete"))] == [f"stat {keys.RUN}"]

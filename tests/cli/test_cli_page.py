@@ -107,6 +107,8 @@ def test_the_json_of_each_command_is_as_documented(
     runs: dict[str, list[tuple[str, ...]]] = {
         "resilio pin": [("pin", url, "100", "--because", "x")],
         "resilio unpin": [("unpin", url, "100")],
+        "resilio quarantine": [("quarantine", url, "100", "--because", "x")],
+        "resilio release": [("release", url, "100")],
         "resilio show": [("show", url), ("show", url, "--tensors"), ("show", str(tree), "5")],
         "resilio plan": [
             ("plan", url, "--save", "save_every(9)", "--keep", "keep_last(1)", "--steps", "9", "--step-seconds", "1")

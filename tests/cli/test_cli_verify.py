@@ -39,6 +39,7 @@ def test_good_is_0(resilio: Any, branched: Any) -> None:
                 "step": 400,
                 "generation": 2,
                 "on_lineage": True,
+                "quarantined": None,
                 "good": True,
                 "damage": [],
                 "coverage": {"level": "all", "read_bytes": 200_008, "total_bytes": 200_008},
