@@ -81,7 +81,7 @@ def contents(stream: BinaryIO) -> str:
     try:
         stream.seek(0)
         known = {one[1] if isinstance(one, tuple) else f"{one.__module__}.{one.__qualname__}" for one in _allowed()}
-        names = sorted({*get_unsafe_globals_in_checkpoint(stream)} - known)  # type: ignore[arg-type]
+        names = sorted({*get_unsafe_globals_in_checkpoint(stream)} - known)
     except Exception:  # noqa: BLE001  only to tell what is in it
         names = []
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""

@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
-from ..errors import ConfigError, UnknownSchemeError
+from .. import errors
+from ..errors import ConfigError, ResilioError, StorageError, UnknownSchemeError
 from ..registry import Registry
 from .base import Storage
+from .credentials import scrubbed, without_credentials
 
 __all__ = ["RegisterStorage", "StorageFactory", "StorageRegistry", "to_url", "without_credentials"]
 
@@ -20,12 +22,12 @@ _URL = re.compile(rf"(?P<scheme>{_SCHEME.pattern}):(?P<slashes>/*)(?P<rest>.*)",
 _NO_COLON = re.compile(rf"(?P<scheme>{_SCHEME.pattern})//+(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 # What people mean by `s3//bucket`, whether a plugin for it is installed or not.
 _FAMILIAR = ("file", "memory", "s3", "gs", "gcs", "az", "abfs", "abfss", "hdfs", "http", "https", "sftp", "ssh")
-_LOGIN = re.compile(r"[^/]*:[^/]*@")
-_SECRET = re.compile(
-    r"([?&#;](?:[^=&;]*(?:key|token|secret|passw|passphrase|pwd|credential|signature|auth)[^=&;]*|sig|sas|pass)=)[^&#]*",
-    re.IGNORECASE,
-)
-_INSIDE = re.compile(r"(://|%3A%2F%2F)(?:(?!%40)[^/?#&@])*(?:@|%40)", re.IGNORECASE)  # a URL as a parameter of another
+_LOGIN = re.compile(r"[^/]*:.*@", re.DOTALL)  # the password may have slashes
+
+
+_OURS: set[type[ResilioError]] = {
+    one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, ResilioError)
+}
 
 
 class RegisterStorage(Protocol):
@@ -87,14 +89,21 @@ class StorageRegistry(Registry[_Offer]):
             )
         try:
             storage = offer.factory(url)
-        except ImportError as error:
+        except Exception as error:
+            said = str(error)
+            clean = scrubbed(said, url)
+            if not isinstance(error, ImportError) and clean == said:
+                raise
+            if not isinstance(error, ImportError):  # it shows the URL as it was given, credentials and all
+                kind = next((one for one in _OURS if type(error) is one), StorageError)
+                raise kind(f"{clean} ({type(error).__name__})", url=shown) from None
             raise UnknownSchemeError(
-                f"{shown}: {self.owner(scheme)} offers {scheme}://, but a library is missing ({error}). "
+                f"{shown}: {self.owner(scheme)} offers {scheme}://, but a library is missing ({clean}). "
                 f"{offer.hint or 'Install what that plugin needs.'}",
                 url=shown,
                 scheme=scheme,
                 known=tuple(self.schemes()),
-            ) from error
+            ) from (error if clean == said else None)
         if without_credentials(storage.url) != storage.url:
             raise ConfigError(
                 f"{shown}: the storage of {self.owner(scheme)} shows credentials in its url: report it there", url=shown
@@ -123,7 +132,8 @@ def to_url(where: str | os.PathLike[str], schemes: Iterable[str] = ()) -> str:
     """
     text = os.fspath(where) if isinstance(where, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text:
-        raise ConfigError(f"a run is a URL or a path, not {where!r}; write file:///data/run-17, or just /data/run-17")
+        shown = repr(without_credentials(text)) if isinstance(text, str) else f"a {type(where).__name__}"
+        raise ConfigError(f"a run is a URL or a path, not {shown}; write file:///data/run-17, or just /data/run-17")
     if isinstance(where, str) and text != text.strip():
         to_url(text.strip(), schemes)  # whatever else is wrong with it is said instead
         raise ConfigError(
@@ -156,24 +166,3 @@ def _mistyped(scheme: str, slashes: str, rest: str) -> ConfigError:
     return ConfigError(
         f"{meant}: write it so, as a string (pathlib drops a slash), or ./{scheme}… for a folder of that name"
     )
-
-
-def without_credentials(url: str) -> str:
-    """`url` as it may be shown: without ``user:password@`` and without the values of secret-looking parameters."""
-    scheme, sep, rest = url.partition("://")
-    if not sep or scheme.lower() in ("file", "memory"):  # what follows is a name to the letter
-        return url
-    authority = _authority(rest)
-    if "@" in authority:
-        user, _, host = authority.rpartition("@")
-        # Elsewhere a bare user@ is a login or a container. What is before the last + or :: says how it is opened.
-        if ":" in user or re.split(r"\+|::", scheme.lower())[-1] in ("http", "https"):
-            rest = host + rest[len(authority) :]
-    elif "@" in rest and re.search(r":(?!\d+$)", authority):  # a password with a slash in it, as AWS hands out
-        rest = rest.partition("@")[2]
-        rest = rest[_authority(rest).rfind("@") + 1 :]
-    return scheme + sep + _SECRET.sub(r"\1***", _INSIDE.sub(r"\1", rest))
-
-
-def _authority(rest: str) -> str:
-    return re.split(r"[/?#]", rest, maxsplit=1)[0]

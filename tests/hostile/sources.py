@@ -214,5 +214,5 @@ def _(folder: Path) -> Path:
         out.start_dir = file.tell()
         out.filelist.append(one)
         out.NameToInfo[one.filename] = one
-        out._didModify = True
+        out._didModify = True  # type: ignore[attr-defined]
     return path
