@@ -40,8 +40,10 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: install           ## save and load next to plain DCP, in one run, as ratios
+bench: install           ## save and load next to plain DCP, in one run, as ratios; verify next to reading
 	$(BIN)/python -m benchmarks.save_load
+	$(BIN)/python -m benchmarks.verify --mb 300
+	$(BIN)/python -m benchmarks.fingerprints
 
 clean:
 	rm -rf $(VENV) .demo dist build .mypy_cache .ruff_cache .pytest_cache

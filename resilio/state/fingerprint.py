@@ -63,13 +63,14 @@ def fp1(tensor: torch.Tensor, offsets: Sequence[int] | None = None, *, compiled:
 def _add(tensor: torch.Tensor, dims: list[int], starts: list[int], sums: torch.Tensor, loop: Kernel | None) -> None:
     """Add the lanes of `tensor` to `sums`; `dims` and `starts` say where its dims and elements belong."""
     last = tensor.dim() - 1
-    if tensor.shape[last] > _LONGEST:
+    alone = tensor.shape[last] == tensor.numel()  # so each weight is used once: no table of them
+    if tensor.shape[last] > _LONGEST and not alone:
         for at in range(0, tensor.shape[last], _LONGEST):
             part = tensor.narrow(last, at, min(_LONGEST, tensor.shape[last] - at))
             _add(part, dims, [*starts[:last], starts[last] + at], sums, loop)
         return
-    cut = last  # the dims from here on are the columns
-    while cut > 0 and math.prod(tensor.shape[cut - 1 :]) <= _INNER:
+    cut = last if tensor.shape[last] <= _LONGEST else last + 1  # the dims from here on are the columns
+    while 0 < cut <= last and math.prod(tensor.shape[cut - 1 :]) <= _INNER:
         cut -= 1
     extras = _extras(tensor.dtype)
     inner = [
@@ -78,37 +79,49 @@ def _add(tensor: torch.Tensor, dims: list[int], starts: list[int], sums: torch.T
     ]
     columns = _product(inner, tensor.device, loop)
     if cut == 0:
-        _add_rows(tensor.unsqueeze(0), columns, _ones(tensor.device), sums, loop)
+        _add_rows(_words(tensor.unsqueeze(0)), columns, _ones(tensor.device), sums, loop)
         return
     plain, top = _lies_plainly(tensor), cut - 1  # the dims from `top` to `cut` are the rows
     while plain and top > 0 and math.prod(tensor.shape[top - 1 : cut]) <= _LONGEST:
         top -= 1
     places = list(zip(dims, starts, tensor.shape, strict=True))
     tensor = tensor.flatten(top, cut - 1)
-    step = _LONGEST if plain else max(1, _CHUNK // columns.shape[1])  # what does not lie plainly is copied
+    # What does not lie plainly is copied; what does, the loop takes whole.
+    step = max(1, _CHUNK // columns.shape[1]) if not plain else _LONGEST if loop is None else tensor.shape[top]
     for index in product(*map(range, tensor.shape[:top])):
         block = tensor[index]
         fixed = [(dim, start + i, 1) for (dim, start, _), i in zip(places, index, strict=False)]
         for at in range(0, block.shape[0], step):
-            part = block[at : at + step]
-            if top == cut - 1:
-                dim, start, _ = places[top]
-                rows = _product([*fixed, (dim, start + at, part.shape[0])], tensor.device, loop)
-            else:  # all of them at once
+            words = _words(block[at : at + step])
+            if top < cut - 1:  # all of them at once
                 rows = _product([*fixed, *places[top:cut]], tensor.device, loop)
-            _add_rows(part, columns, rows, sums, loop)
+                _add_rows(words, columns, rows, sums, loop)
+                continue
+            dim, start, _ = places[top]
+            if loop is not None:
+                first = [_signed(seed(lane, dim) + start + at + _STEP) for lane in (0, 1)]
+                loop.add_long(words, columns * _product(fixed, tensor.device, loop), torch.tensor(first), sums)
+            else:
+                rows = _product([*fixed, (dim, start + at, len(words))], tensor.device, loop)
+                _add_rows(words, columns, rows, sums, loop)
 
 
-def _add_rows(
-    part: torch.Tensor, columns: torch.Tensor, rows: torch.Tensor, sums: torch.Tensor, loop: Kernel | None
-) -> None:
+def _words(part: torch.Tensor) -> torch.Tensor:
+    """The words of its elements, by its first dim."""
     if not _lies_plainly(part):
         part = part.resolve_conj().resolve_neg().contiguous()
     width = min(4, part.element_size() // (2 if part.is_complex() else 1))
-    words = part.reshape(-1).view(_WORD[width]).view(part.shape[0], -1)
+    return part.reshape(-1).view(_WORD[width]).view(part.shape[0], -1)
+
+
+def _add_rows(
+    words: torch.Tensor, columns: torch.Tensor, rows: torch.Tensor, sums: torch.Tensor, loop: Kernel | None
+) -> None:
     if loop is not None:
         loop.add(words, columns, rows, sums)
         return
+    if words.shape[1] == 1:
+        words, columns, rows = words.view(1, -1), rows * columns, _ones(words.device)
     step = max(1, _CHUNK // words.shape[1])
     for at in range(0, words.shape[0], step):
         wide = words[at : at + step].to(torch.int64)  # of another dtype, so never the memory of `words`

@@ -112,10 +112,29 @@ def test_what_is_cut_into_chunks_and_long_rows_is_the_same(monkeypatch, dtype, c
         assert (fp1(tensor, (3, 0, 9), compiled=compiled), fp1(strided, compiled=compiled)) == expected
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.complex128], ids=str)
+def test_long_and_thin_ones_are_the_same(monkeypatch, dtype, compiled):
+    """Rows whose weights are made where they are used: of one word and of several, of more and fewer than a block."""
+    monkeypatch.setattr(fingerprint, "_LONGEST", 100)
+    monkeypatch.setattr(fingerprint, "_INNER", 8)
+    for shape in ((601,), (1, 256), (257, 1), (513, 3), (300, 2, 2), (2, 300), (101, 9)):
+        tensor = random_bits(shape, dtype, 10)
+        strided = random_bits((*shape[:-1], 2 * shape[-1]), dtype, 11)[..., ::2]
+        offsets = tuple(range(1 << 33, (1 << 33) + len(shape)))
+        assert fp1(tensor, offsets, compiled=compiled) == slow(tensor, offsets), shape
+        assert fp1(strided, compiled=compiled) == slow(strided), shape
+
+
 def test_the_compiled_loop_gives_what_plain_torch_gives_on_large_tensors():
     if fingerprint_compiled.kernel() is None:
         pytest.skip("no C compiler here")
-    for shape, dtype in (((700, 1100), torch.float32), ((300_001,), torch.bfloat16), ((3, 9, 20_011), torch.int64)):
+    for shape, dtype in (
+        ((700, 1100), torch.float32),
+        ((300_001,), torch.bfloat16),
+        ((3, 9, 20_011), torch.int64),
+        ((70_001, 3), torch.uint8),
+    ):
         tensor = random_bits(shape, dtype, 5)
         assert fp1(tensor, compiled=True) == fp1(tensor, compiled=False), shape
 
