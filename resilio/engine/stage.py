@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -23,6 +24,18 @@ __all__ = ["Stager"]
 
 _WORTH_ASKING = 1 << 24  # bytes; less is never what a host lacks
 _SAMPLE = 8  # elements at either end of a tensor
+
+
+_all: weakref.WeakSet[Stager] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    """After a fork: the threads that copy are the parent's, so an optimizer of the child waits for nothing."""
+    for stager in _all:
+        stager._copying = None
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 class Stager(AsyncStager):
@@ -47,9 +60,10 @@ class Stager(AsyncStager):
     def __init__(self, *, overlap: bool = False) -> None:
         self._buffers: dict[str, torch.Tensor] = {}
         self._late: frozenset[str] = frozenset()
-        self._copying: threading.Thread | None = None
+        self._copying: threading.Event | None = None  # set when the copy under way has ended
         self._hook: Any = None
         if overlap:
+            _all.add(self)
             # From the start, not with the first save: an optimizer compiled before that would have to be compiled anew.
             self._hook = register_optimizer_step_pre_hook(_waiter(self))
             weakref.finalize(self, self._hook.remove)
@@ -71,28 +85,30 @@ class Stager(AsyncStager):
             return {dcp.ALL: staged}
         done: Future[dict[str, Any]] = Future()
 
+        # Not the thread itself: `join` takes one for ended that a Ctrl-C kept it from waiting for.
+        ended = self._copying = threading.Event()
+
         def copy() -> None:
+            result = {dcp.ALL: staged}
             try:
                 late.copy()
             except BaseException as error:  # noqa: BLE001  as above
-                done.set_result(_failed(error))
-            else:
-                done.set_result({dcp.ALL: staged})
+                result = _failed(error)
+            ended.set()
+            done.set_result(result)
 
-        # Not a daemon: at the end of the process the save in flight is waited for, and it waits for this.
-        self._copying = threading.Thread(target=copy, name="resilio-stage")
         try:
-            self._copying.start()
+            # Not a daemon: at the end of the process the save in flight is waited for, and it waits for this.
+            threading.Thread(target=copy, name="resilio-stage").start()
         except RuntimeError:  # no thread to be had
-            self._copying = None
             copy()
         return done
 
     def wait(self) -> None:
         """Wait until everything is copied, and state may change in any way."""
         copying = self._copying
-        if copying is not None and copying is not threading.current_thread():
-            copying.join()
+        if copying is not None:
+            copying.wait()
             self._copying = None
 
     def _copies(self, state_dict: dict[str, Any], late: _Late) -> dict[str, Any]:
