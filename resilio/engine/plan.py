@@ -26,11 +26,11 @@ from ..state.flat_shard import FlatShard
 from . import dcp
 from .structure import Spec, Structure, hash_of, local_tensor
 
-__all__ = ["FAILED", "LocalPlan", "Planner"]
+__all__ = ["FAILED", "ITEM_COST", "LocalPlan", "Planner", "size_bytes"]
 
 FAILED = "\0failed"  # a key no state can have, in what was staged: staging failed, and the value is the error
 
-_ITEM_COST = 1 << 16  # bytes that are written in the time that an item costs besides its bytes
+ITEM_COST = 1 << 16  # bytes that are written in the time that an item costs besides its bytes
 
 _log = logging.getLogger("resilio")
 
@@ -226,17 +226,18 @@ def _shared_out(plans: list[SavePlan]) -> list[SavePlan]:
     for rank, plan in enumerate(plans):
         for item in plan.items:
             holders.setdefault(item.index, []).append(rank)
-            sizes[item.index] = _size_bytes(item)
+            sizes[item.index] = size_bytes(item)
     loads = [0] * len(plans)
     writer: dict[MetadataIndex, int] = {}
     # Who alone has something writes it: that is the load which the others are measured by.
     for index in sorted(holders, key=lambda index: (len(holders[index]) > 1, -sizes[index])):
         writer[index] = min(holders[index], key=lambda rank: (loads[rank], rank))
-        loads[writer[index]] += sizes[index] + _ITEM_COST
+        loads[writer[index]] += sizes[index] + ITEM_COST
     return [SavePlan([item for item in plan.items if writer[item.index] == rank]) for rank, plan in enumerate(plans)]
 
 
-def _size_bytes(item: WriteItem) -> int:
+def size_bytes(item: WriteItem) -> int:
+    """Of the tensor data of an item; 0 for a value."""
     data = item.tensor_data
     return data.chunk.sizes.numel() * data.properties.dtype.itemsize if data is not None else 0
 

@@ -239,7 +239,7 @@ def test_an_error_without_a_text_is_told_all_the_same(tmp_path: Any) -> None:
 
 def test_a_ctrl_c_in_the_middle_of_a_write_stays_one(tmp_path: Any, monkeypatch: Any) -> None:
     """torch.save closes its zip on the way out, finds it cut short, and says that instead."""
-    from resilio.engine.writer import _DataObject
+    from resilio.engine.data_object import _DataObject
 
     def interrupted(self: Any, data: Any) -> int:
         raise KeyboardInterrupt
