@@ -181,12 +181,17 @@ def check(storage: Storage, one: PlainFolder, *, read: bool, progress: Progress 
 
 def _problem(storage: Storage, key: str, offset: int, length: int) -> str | None:
     """What is wrong with what torch.save wrote there, None if it can be read and its CRC-32 fit."""
+    from ..engine import check_directory
+
     try:
         stream = io.BufferedReader(_Range(storage, key, offset, length), _BUFFER)
+        check_directory(stream)
         with zipfile.ZipFile(stream) as inside:
             entries = inside.infolist()
             if len(entries) > _ENTRIES or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
                 return "it is not what torch.save writes"
+            if sum(entry.file_size for entry in entries) > length:  # else it is read again and again
+                return "its records overlap, or are said to hold more than there is"
             bad = inside.testzip()
     except NotFoundError:
         return "is missing"

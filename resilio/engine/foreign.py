@@ -108,13 +108,19 @@ def foreign_state(
 
     Raises:
         RestoreError: a value is more than tensors, plain values and registered types. Names it and what is in it.
-        IntegrityError: a value is damaged.
+        IntegrityError: a value is damaged, or they hold more than there is: several stand for the same bytes.
     """
     values: dict[str, Any] = {}
+    left = checkpoint.size_bytes
     for key, entry in checkpoint.metadata.state_dict_metadata.items():
         if isinstance(entry, BytesStorageMetadata):
             place = checkpoint.metadata.storage_data[MetadataIndex(key)]
-            values[key] = _value(storage, key, place, trust) if key in wanted or key == "step" else None
+            values[key] = None
+            if key in wanted or key == "step":
+                left -= place.length
+                if left < 0:
+                    raise _damaged(storage, key, place, "other values lie in the same bytes")
+                values[key] = _value(storage, key, place, trust)
     step = values.get("step")
     return replace(checkpoint.state, values=values, step=step if type(step) is int and step >= 0 else 0)
 

@@ -24,7 +24,7 @@ from torch.serialization import get_safe_globals, get_unsafe_globals_in_checkpoi
 
 from .. import safe_types
 
-__all__ = ["VALUE_LIMIT", "contents", "load_saved"]
+__all__ = ["VALUE_LIMIT", "check_directory", "contents", "load_saved"]
 
 VALUE_LIMIT = 1 << 30  # bytes of a stored value
 _PARTS = 1 << 24  # of a value, each counted as often as it is there
@@ -100,9 +100,7 @@ def _allowed() -> Iterable[Any]:
 
 def _check_archive(stream: BinaryIO) -> None:
     size = stream.seek(0, os.SEEK_END)
-    start = _directory(stream, size)
-    if size - start > _DIRECTORY:  # before it is read
-        raise ValueError(f"its directory has {size - start} bytes, which are too many")
+    start = check_directory(stream)
     stream.seek(0)
     with zipfile.ZipFile(stream) as inside:
         entries = inside.infolist()
@@ -122,8 +120,14 @@ def _check_archive(stream: BinaryIO) -> None:
                 _check_pickle(inside.read(one))
 
 
-def _directory(stream: BinaryIO, size: int) -> int:
-    """Where the directory begins, if all that tells it says the same: readers differ in what they go by."""
+def check_directory(stream: BinaryIO) -> int:
+    """Where an archive's directory begins, if all that tells it says the same: readers differ in what they go by.
+
+    Raises:
+        BadZipFile: it is no archive.
+        ValueError: it begins elsewhere for others, or is larger than it should be read.
+    """
+    size = stream.seek(0, os.SEEK_END)
     stream.seek(max(0, size - _END.size - _LOCATOR.size - _END64.size))
     tail = stream.read(_END.size + _LOCATOR.size + _END64.size)
     if len(tail) < _END.size:
@@ -142,6 +146,8 @@ def _directory(stream: BinaryIO, size: int) -> int:
         fits = length == end - start
     if not fits or comment or not 0 <= start <= end:
         raise ValueError("its directory is not where torch.save puts it")
+    if size - start > _DIRECTORY:  # before it is read
+        raise ValueError(f"its directory has {size - start} bytes, which are too many")
     return start
 
 

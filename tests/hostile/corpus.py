@@ -807,6 +807,32 @@ def _overlapping() -> bytes:
     return target.getvalue()
 
 
+def _directory_of(entries: int) -> bytes:
+    """An archive whose directory is most of it: each entry is 47 bytes, and an object in whoever lists them."""
+    one = struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, 20, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"x"
+    size = len(one) * entries
+    wide = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, entries, entries, size, 0)
+    wide += struct.pack("<4sLQL", b"PK\6\7", 0, size, 1)
+    return one * entries + wide + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, size, 0, 0)
+
+
+_value("one whose directory has half a gigabyte", lambda: _directory_of(10_000_000), "too many")
+
+
+@plain("sixty values that are the same 64 MiB", "refused", "same bytes")
+def _(store: PlainDcp) -> None:
+    store.point("n.x", _saved("x" * (64 << 20)))
+
+    def change(metadata: Any) -> None:
+        place, entry = _of(metadata, "n.x"), metadata.state_dict_metadata["n.x"]
+        for i in range(60):
+            metadata.storage_data[MetadataIndex(f"n.y{i}")] = place
+            metadata.state_dict_metadata[f"n.y{i}"] = entry
+            metadata.planner_data[f"n.y{i}"] = ("n", f"y{i}")
+
+    store.change(change)
+
+
 @plain("a value of 3 GiB that is not there to read", "refused", "too many|n.x")
 def _(store: PlainDcp) -> None:
     store.change(lambda m: (_set(_of(m, "n.x"), "offset", 0), _set(_of(m, "n.x"), "length", 3 * GIB), None)[2])

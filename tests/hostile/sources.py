@@ -10,7 +10,6 @@ import io
 import json
 import os
 import pickle
-import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from hostile.corpus import (
     GIB,
     Payload,
     _deflated,
+    _directory_of,
     _legacy,
     _overlapping,
     _pkl,
@@ -49,15 +49,6 @@ def _torch(name: str, data: Callable[[], bytes], word: str) -> None:
         return folder / "x.pt"
 
     SOURCES[f"torch.save: {name}"] = make, word
-
-
-def _directory_of(entries: int) -> bytes:
-    """An archive whose directory is most of it: each entry is 47 bytes, and an object in whoever lists them."""
-    one = struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, 20, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"x"
-    size = len(one) * entries
-    wide = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, entries, entries, size, 0)
-    wide += struct.pack("<4sLQL", b"PK\6\7", 0, size, 1)
-    return one * entries + wide + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, size, 0, 0)
 
 
 _torch("a call of os.system", lambda: _saved(Payload(os.system, canary())), "system")
