@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+
+from resilio.cli.simulate import Start, simulate
+from resilio.policies import KeepPolicy, save_every
+from resilio.types import CheckpointInfo, CheckpointRef
 
 
 @pytest.fixture
@@ -74,6 +79,15 @@ def test_forget_says_which_lives_as_the_newest_healthy_one(resilio: Any, diverge
     }
     out = resilio("forget", diverged.url, "--keep", "keep_healthy(2)")[1]
     assert "one of the last 2 healthy, as far as known" in out and "one of the last 2 healthy; newest that" in out
+
+
+class KeepKnown(KeepPolicy):
+    def reasons(self, checkpoints: Sequence[CheckpointInfo], now_s: float) -> dict[CheckpointRef, str]:
+        return {info.ref: "known to be healthy" for info in checkpoints[-2:] if info.healthy}
+
+
+def test_a_policy_of_somebody_elses_sees_them_as_healthy_too() -> None:
+    assert len(simulate(save_every(5), KeepKnown(), 20, Start()).end) == 2
 
 
 def test_plan_takes_checkpoints_to_come_for_healthy_and_says_so(resilio: Any, diverged: Any) -> None:

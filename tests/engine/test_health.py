@@ -104,5 +104,6 @@ def test_shares_add_up_and_name_the_first_of_all_with_their_whole_counts():
     assert whole.non_finite == 20 + 2 * 9 and whole.more
     assert dict(whole.named) == {"t0": (1, 0), "t1": (1, 0), "t10": (1, 0), "t11": (3, 0), "t12": (1, 0)}
     assert str(whole).endswith("t12 (1 NaN) and others")
+    assert together([other, one]) == whole
     assert together([one, NOT_COUNTED]).non_finite is None
     assert together([Health(0), Health(0)]) == Health(0)

@@ -19,6 +19,7 @@ from resilio.errors import ConfigError, IntegrityError, NoCheckpointError
 from resilio.events import Event, Saved
 from resilio.records import schema
 from resilio.records.catalog import discover
+from resilio.records.health import faults
 from resilio.records.manifest import LoadedManifest, load_manifest
 from resilio.records.quarantine import quarantine
 from resilio.testing.worlds import run_world
@@ -106,6 +107,12 @@ def test_what_is_a_fault_where(tmp_path, caplog, fingerprints):
     assert "model.0.weight (1 infinite)" in texts[0]
     assert "optimizer.state.0.weight.exp_avg_sq (3 infinite)" in texts[1]
     assert "model.mask (1 NaN)" in texts[2]
+    assert [faults(manifest_of(tmp_path, step)) for step in range(1, 5)] == [
+        {},
+        {"model.0.weight": (0, 1)},
+        {"optimizer.state.0.weight.exp_avg_sq": (0, 3)},
+        {"model.mask": (1, 0)},
+    ]
     assert manifest_of(tmp_path, 1).tensors["model.mask"].non_finite == (0, 4)
     assert manifest_of(tmp_path, 4).tensors["model.mask"].non_finite == (1, 3)
     assert manifest_of(tmp_path, 4).tensors["model.0.weight"].non_finite == (0, 0)

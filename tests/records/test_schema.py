@@ -117,3 +117,14 @@ def test_what_would_take_more_memory_than_a_reader_grants_is_refused_when_saved_
         schema.encode(part)
     with pytest.raises(FormatError, match=r"here: 2\d\d parts are too many for a ManifestPart"):
         schema.decode(data, schema.ManifestPart, "here")
+
+
+def test_a_piece_tells_no_zeros_and_what_is_not_told_is_zero():
+    """A manifest holds hundreds of thousands of them."""
+    piece = schema.Piece(offsets=[0], sizes=[9], object=0, at=0, size_bytes=36, block=0, nan=int("0"), inf=2)
+    text = schema.encode(piece)
+    assert b"fingerprint" not in text and b"nan" not in text and b'"inf":2' in text
+    assert msgspec.json.decode(text, type=schema.Piece) == piece
+    part = schema.ManifestPart(format=1, rank=0, objects=[], tensors={}, values={}, counted=True)
+    before = schema.encode(part).replace(b',"counted":true', b"")
+    assert not schema.decode(before, schema.ManifestPart, "x").counted
