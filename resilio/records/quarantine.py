@@ -25,6 +25,7 @@ __all__ = ["Quarantine", "asked_twice", "listed", "quarantine", "quarantined", "
 
 _TEXT_MAX = 500  # characters of a problem that are written down; and how many problems: the record stays small
 _PROBLEMS_MAX = 100
+_REASONS_MAX = 10  # told of one checkpoint
 
 _log = logging.getLogger("resilio")
 
@@ -48,7 +49,9 @@ class Quarantine:
         """The reasons as one text."""
         said = [_said(record) for record in self.records]
         said += [f"its quarantine record cannot be read, and counts all the same: {text}" for text in self.unread]
-        return "; ".join(dict.fromkeys(said))
+        told = list(dict.fromkeys(said))
+        more = [f"and {len(told) - _REASONS_MAX} more reasons"] if len(told) > _REASONS_MAX else []
+        return "; ".join([*told[:_REASONS_MAX], *more])
 
 
 def quarantine(

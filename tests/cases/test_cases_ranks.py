@@ -170,11 +170,13 @@ def restore_stale(rank: int, world: int, root: str, stale_rank: int) -> tuple[in
     return report.step, state["weight"].full_tensor().tolist(), seen["n"]
 
 
-@pytest.mark.parametrize("stale_rank", [0, 1])
-def test_br_30_all_ranks_resume_from_the_one_checkpoint_that_rank_0_chose(tmp_path: Any, stale_rank: int) -> None:
+@pytest.mark.parametrize(("world", "stale_rank"), [(1, 0), (2, 0), (2, 1)])
+def test_br_30_all_ranks_resume_from_the_one_checkpoint_that_rank_0_chose(
+    tmp_path: Any, world: int, stale_rank: int
+) -> None:
     two_steps(f"file://{tmp_path}")
     want = 100 if stale_rank == 0 else 200
-    for step, weight, seen in run_world(restore_stale, 2, str(tmp_path), stale_rank):
+    for step, weight, seen in run_world(restore_stale, world, str(tmp_path), stale_rank):
         assert (step, weight, seen) == (want, [want] * 7, want)
 
 

@@ -4,6 +4,7 @@ word of the reason.
 `expects` is one of
 
 - ``older``: step 2 is damage, and the restore goes on to step 1 and names the reason;
+- ``held``: step 2 is in quarantine: passed over with the reason, and given as it was saved to who asks for it;
 - ``refused``: the restore is refused, whatever it asks for;
 - ``whole``: what was done does no harm, and step 2 comes back as it was saved.
 
@@ -277,6 +278,54 @@ def _(store: Run) -> None:
 def _(store: Run) -> None:
     store.sealed(store.pin, lambda record: record.update(commit=record["commit"].replace("sha", "x")))
     put(store.commit, b"{}")
+
+
+# ------------------------------------------------------------------------------------------------------ quarantine
+
+for _how, _damage in DAMAGES.items():
+    _add(
+        f"run: a quarantine record, {_how}",
+        Run,
+        lambda store, d=_damage: d(store.quarantine()),
+        "whole" if _how == "a folder" else "held",  # which is no object
+        "" if _how == "a folder" else "its quarantine record cannot be read",
+    )
+_CLAIMS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("of another checkpoint", {"step": 1}, "not what its name says"),
+    ("of the future", {"format": 99}, "Upgrade"),
+    ("with a reason that is none", {"because": ["x"]}, "QuarantineRecord"),
+    ("with a reason without end", {"because": "x" * 500_000}, "QuarantineRecord"),
+    ("with terminal escapes", {"because": "\x1b]0;owned\x07\u202egpj.exe"}, "owned"),
+    ("with problems that are none", {"problems": [[]]}, "QuarantineRecord"),
+    ("with a path that leaves the run", {"problems": [{"where": "../../x", "what": "y"}], "attempt": "../.."}, "x: y"),
+    ("with 1e200 more problems", {"more": 10**200}, "QuarantineRecord"),
+)
+for _what, _claim, _word in _CLAIMS:
+    _add(f"run: a quarantine {_what}", Run, lambda store, c=_claim: store.quarantine(**c), "held", _word)
+
+
+@run("a quarantine of all there is", "refused", "none of the 2.*resilio release")
+def _(store: Run) -> None:
+    store.quarantine(1)
+    store.quarantine(2)
+
+
+@run("a quarantine of names that are about nothing", "whole")
+def _(store: Run) -> None:
+    folder = store.quarantine().parent
+    for path in folder.iterdir():
+        path.unlink()
+    for name in ("x", "2-g1.json", "000000002-g000000.json", "\uff10" * 9 + "-g000001.json", "000000002"):
+        put(folder / name, b"{}")
+    (folder / "000000002-g000001").mkdir()
+    put(folder / "000000002-g000001" / "000000002-g000001.json", b"{}")
+
+
+@run("a quarantine written 300 times under names of any kind", "held", "and 290 more reasons")
+def _(store: Run) -> None:
+    folder = store.quarantine().parent
+    for number in range(299):
+        put(folder / f"000000002-g000001 {number}.é.bak", b"[" * 1000)
 
 
 # ------------------------------------------------------------------------------------------------------ the manifest

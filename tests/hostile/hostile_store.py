@@ -100,6 +100,17 @@ class Run:
     def folder(self) -> Path:
         return self.only("step-000000002-*")
 
+    def quarantine(self, of: int = 2, **fields: Any) -> Path:
+        """The record of a new quarantine of step `of`, with these fields."""
+        from resilio.hooks import open_storage
+        from resilio.records.quarantine import quarantine
+        from resilio.types import CheckpointRef
+
+        quarantine(open_storage(str(self.root)), CheckpointRef(1, of), "x")
+        path = self.only(f"quarantine/{of:09d}-*.json")
+        self.sealed(path, lambda record: record.update(fields))
+        return path
+
     def file(self, name: str) -> Path:
         """A file of step 2's folder."""
         return self.folder / name

@@ -25,6 +25,7 @@ TIME_S = 280.0  # for all of them; they take about a minute
 PEAK_BYTES = 3 << 30
 WANTED = {
     "older": r"step 1 filled \[1.0\] passed over: .*(?:{word})",
+    "held": r"step 1 filled \[1.0\] passed over: .*in quarantine: .*(?:{word})",
     "refused": r"refused .*(?:{word})",
     "whole": r"step [02] filled \[2.0\] passed over: $",
 }
@@ -73,6 +74,8 @@ def problems(line: dict[str, Any]) -> list[str]:
             says.append(f"{way}: {said[:500]}")
     if variant.expects == "older" and not outcomes["restore 2"].startswith("refused"):
         says.append(f"asked for by its number: {outcomes['restore 2'][:500]}")
+    if variant.expects == "held" and not outcomes["restore 2"].startswith("step 2 filled [2.0]"):
+        says.append(f"asked for by its number, in spite of its quarantine: {outcomes['restore 2'][:500]}")
     return says
 
 

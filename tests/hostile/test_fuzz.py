@@ -24,6 +24,7 @@ from resilio.records import digests, keys, schema
 from resilio.records.catalog import discover
 from resilio.records.commits import find_commit, list_pins, read_pin
 from resilio.records.manifest import load_manifest
+from resilio.records.quarantine import quarantined
 from resilio.records.values import decode_value
 from resilio.records.verify import verify_checkpoint
 from resilio.state.flat import Ref
@@ -31,7 +32,10 @@ from resilio.storage.registry import StorageRegistry, to_url, without_credential
 from resilio.types import CheckpointRef
 
 TIMES = int(os.environ.get("RESILIO_FUZZ", "1"))  # how many times as many examples
-SEALED = (schema.RunRecord, schema.GenerationRecord, schema.CommitRecord, schema.PinRecord, schema.LeaseRecord)
+SEALED = (
+    *(schema.RunRecord, schema.GenerationRecord, schema.CommitRecord, schema.PinRecord, schema.LeaseRecord),
+    schema.QuarantineRecord,
+)
 KINDS: tuple[type[msgspec.Struct], ...] = (*SEALED, schema.Manifest, schema.ManifestPart)
 
 
@@ -54,8 +58,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def records(good: Path) -> dict[type[msgspec.Struct], bytes]:
     """One good record of each kind, without its check."""
-    run = Run(good / "run")
-    paths = (run.run, run.generation, run.commit, run.pin, run.lease, run.file("manifest.json"))
+    run = Run(copy(good / "run", good / "records"))
+    held = run.quarantine(problems=[{"where": "a", "what": "b"}])
+    paths = (run.run, run.generation, run.commit, run.pin, run.lease, held, run.file("manifest.json"))
     found = {kind: path.read_bytes() for kind, path in zip(KINDS, (*paths, run.file("manifest-0.json")), strict=True)}
     return {
         kind: data[: data.rindex(b',"check"')] + b"}" if issubclass(kind, schema.Sealed) else data
@@ -165,6 +170,7 @@ def test_a_run_with_a_forged_record_is_read_or_refused(good: Path, tmp_path_fact
             verify_checkpoint(storage, ref)
         for pin in list_pins(storage):
             read_pin(storage, pin)
+        quarantined(storage)
     except (FormatError, IntegrityError):
         pass
 
@@ -229,12 +235,16 @@ def test_a_digest_of_any_text_fits_or_is_refused(data: bytes, text: str) -> None
 
 @fuzz(300)
 @given(
-    st.one_of(st.text(), st.from_regex(r"(commits/|pins/|step-|__)?[0-9]{0,10}[-_]g?[0-9]{0,7}(\.json|-[0-9a-f]{4})?"))
+    st.one_of(
+        st.text(),
+        st.from_regex(r"(commits/|pins/|quarantine/|step-|__)?[0-9]{0,10}[-_]g?[0-9]{0,7}(\.json|-[0-9a-f]{4})?"),
+    )
 )
 def test_a_name_of_any_text_is_ours_or_nobody_s(name: str) -> None:
-    for parse_name in (keys.parse_commit, keys.parse_attempt, keys.parse_hold):
+    for parse_name in (keys.parse_commit, keys.parse_attempt, keys.parse_hold, keys.parse_about):
         ref = parse_name(name)
-        assert ref is None or (isinstance(ref, CheckpointRef) and name.isascii())
+        assert ref is None or isinstance(ref, CheckpointRef)
+        assert ref is None or name.isascii() or (parse_name is keys.parse_about and keys.holds(name, ref))
     try:
         key = keys.object_key("step-000000001-g000001-7f3a", name, "here")
     except FormatError:
