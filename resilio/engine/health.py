@@ -27,6 +27,13 @@ _CODES: dict[torch.dtype, tuple[tuple[int, ...], tuple[int, ...]]] = {
     torch.float8_e5m2fnuz: ((0x80,), ()),
     torch.float8_e8m0fnu: ((0xFF,), ()),
 }
+# The bits of plus infinity: as integers, those of all finite numbers of that sign are smaller.
+_INFINITE: dict[torch.dtype, tuple[int, torch.dtype]] = {
+    torch.float16: (0x7C00, torch.int16),
+    torch.bfloat16: (0x7F80, torch.int16),
+    torch.float32: (0x7F80_0000, torch.int32),
+    torch.float64: (0x7FF0_0000_0000_0000, torch.int64),
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ NOT_COUNTED = Health()
 def non_finite(tensor: torch.Tensor) -> tuple[int, int]:
     """How many elements of a plain tensor are NaN, and how many others infinite; of a complex one either part counts.
 
-    One pass without a copy where there are none, for the extremes: a NaN is both. Only else they are counted.
+    Where there are none, a look at the extremes says so without a copy. Only else they are counted.
 
     Blocks: on a device, until that is done.
     """
@@ -64,17 +71,27 @@ def non_finite(tensor: torch.Tensor) -> tuple[int, int]:
         return _of_bytes(tensor)
     if tensor.is_complex():
         parts = torch.view_as_real(tensor.resolve_conj())
-    elif tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+    elif tensor.dtype in _INFINITE:
         parts = tensor.unsqueeze(-1)
     else:
         return 0, 0
-    if all(math.isfinite(one.item()) for one in torch.aminmax(parts)):
+    if _all_finite(parts.resolve_neg()):
         return 0, 0
     nan = bad = 0
     for part in _chunks(parts.reshape(-1, parts.shape[-1])):
         nan += int(torch.isnan(part).any(1).sum())
         bad += int(torch.isfinite(part).logical_not().any(1).sum())
     return nan, bad - nan
+
+
+def _all_finite(tensor: torch.Tensor) -> bool:
+    if tensor.device.type != "cpu":
+        return all(math.isfinite(one.item()) for one in torch.aminmax(tensor))  # a NaN is both of them
+    # As integers, by numpy: torch would take all of its threads for it, which are the training loop's.
+    infinite, integer = _INFINITE[tensor.dtype]
+    bits = tensor.view(integer).numpy()
+    sign = 1 << (8 * bits.itemsize - 1)
+    return bool(bits.max() < infinite and bits.view(f"u{bits.itemsize}").max() < infinite + sign)
 
 
 def _of_bytes(tensor: torch.Tensor) -> tuple[int, int]:
@@ -84,8 +101,8 @@ def _of_bytes(tensor: torch.Tensor) -> tuple[int, int]:
     if codes == (0x80,):
         clean = int(signed.amin()) > -128
     else:  # they are the largest of those with either sign
-        clean = int(signed.amax()) < min((code for code in codes if code < 0x80), default=0x80)
-        clean = clean and int(unsigned.amax()) < min(code for code in codes if code >= 0x80)
+        clean = _most(signed) < min((code for code in codes if code < 0x80), default=0x80)
+        clean = clean and _most(unsigned) < min(code for code in codes if code >= 0x80)
     if clean:
         return 0, 0
     counts = [0, 0]
@@ -93,6 +110,10 @@ def _of_bytes(tensor: torch.Tensor) -> tuple[int, int]:
         for kind, wanted in enumerate((nan, infinite)):
             counts[kind] += sum(int((part == code).sum()) for code in wanted)
     return counts[0], counts[1]
+
+
+def _most(tensor: torch.Tensor) -> int:
+    return int(tensor.numpy().max() if tensor.device.type == "cpu" else tensor.amax())
 
 
 def _chunks(flat: torch.Tensor) -> Iterator[torch.Tensor]:
