@@ -7,9 +7,9 @@ class of the module that holds it, never by the string: a user's module may well
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import nn
@@ -28,25 +28,29 @@ _WRAPPERS = (
 )
 
 
-def _is_a(module: nn.Module, home: str, name: str) -> bool:
-    # An instance exists only if its home was imported: looking there spares importing all of them. `type` rather than
-    # `isinstance`, for wrappers pass attribute lookups (`__class__` too) on to what they wrap.
-    cls = getattr(sys.modules.get(home), name, None)
-    return cls is not None and issubclass(type(module), cls)
+@lru_cache(maxsize=4096)
+def _wrappers_of(cls: type) -> tuple[str, ...]:
+    """The attributes in which a module of this type may hold what it wraps.
+
+    By the names of its bases: importing all of the wrappers to ask for them would take seconds. Of the type, not of the
+    module, for wrappers pass attribute lookups (`__class__` too) on to what they wrap.
+    """
+    bases = {(base.__module__, base.__name__) for base in cls.__mro__}
+    return tuple(component for home, name, component in _WRAPPERS if (home, name) in bases)
 
 
 def wrapper_component(module: nn.Module) -> str | None:
     """The attribute in which `module` holds what it wraps, or None if it is no wrapper known to leave no trace."""
-    for home, name, component in _WRAPPERS:
-        if _is_a(module, home, name) and component in module._modules:
+    for component in _wrappers_of(type(module)):  # type: ignore[arg-type]  # a class is hashable
+        if component in module._modules:
             return component
     return None
 
 
 def uses_fsdp1(module: nn.Module) -> bool:
     """Whether an FSDP1 wrapper is anywhere in `module`."""
-    home, name, _ = _WRAPPERS[-1]
-    return any(_is_a(child, home, name) for child in module.modules())
+    component = _WRAPPERS[-1][-1]
+    return any(component in _wrappers_of(type(one)) for one in module.modules())  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -46,15 +46,10 @@ def with_extra(value: Any) -> dict[str, Any]:
 
 REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], str, str]] = {
     "function in a scheduler": (lambda: with_scheduler(fn=lambda n: n), "scheduler.fn", "function"),
-    "deque in an optimizer": (
-        lambda: with_state(past=collections.deque([1.0], 3)),
-        "optimizer.state.weight.past",
-        "collections.deque",
-    ),
     "deque of tensors": (
         lambda: with_state(past=collections.deque([torch.ones(1)], 3)),
         "optimizer.state.weight.past",
-        "collections.deque",
+        "torch.Tensor",
     ),
     "defaultdict of tensors": (
         lambda: with_state(past=collections.defaultdict(list, a=torch.ones(1))),
