@@ -131,7 +131,9 @@ class LoadedManifest:
         Raises:
             IntegrityError: missing, or not the bytes that were saved.
         """
-        record = self.objects[key]
+        record = self.objects.get(key)
+        if record is None:
+            raise IntegrityError(f"{storage.url}: the manifest does not name {key}, so it cannot be checked", where=key)
         return _read(storage, key, record.size_bytes, record.digest)
 
     def check_objects(self, storage: Storage) -> None:
