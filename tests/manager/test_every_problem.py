@@ -14,6 +14,8 @@ import resilio
 from resilio import CheckpointManager
 from resilio.errors import IntegrityError, ResilioError
 from resilio.records.catalog import discover
+from resilio.records.digests import digest_of
+from resilio.records.schema import seal
 from resilio.records.verify import verify_checkpoint
 from resilio.storage import LocalStorage
 from resilio.testing.worlds import run_world
@@ -89,6 +91,27 @@ def test_all_bad_blocks_of_all_ranks_are_told_to_all_ranks_and_live_state_stays(
     assert {(where, tensor) for where, tensor, _ in problems} <= seen  # as `resilio verify` sees them
     assert newest[0][1] == problems and len({text for text, _, _ in newest}) == 1
     assert not newest[0][2]  # the older one is live
+
+
+def test_a_manifest_that_names_no_metadata_is_damage_and_no_pass(tmp_path: Path):
+    url, live = f"file://{tmp_path}", {"n": {"x": 1}}
+    with CheckpointManager(url, live, mode="sync") as ckpt:
+        ckpt.restore()
+        ckpt.save(1)
+        ckpt.save(2)
+    path = next(tmp_path.glob("step-000000002-*/manifest.json"))
+    root = json.loads(path.read_bytes()) | {"objects": []}
+    data = json.dumps(root).encode()
+    path.unlink()
+    path.write_bytes(data)
+    commit = next(tmp_path.glob("commits/000000002-*"))
+    record = json.loads(commit.read_bytes())
+    del record["check"]
+    record |= {"manifest_size_bytes": len(data), "manifest_digest": digest_of(data)}
+    commit.unlink()
+    commit.write_bytes(seal(json.dumps(record).encode()))
+    report = resilio.restore(url, live)
+    assert report.step == 1 and "does not name" in str(report.passed_over[0])
 
 
 def test_all_that_is_missing_and_every_part_that_cannot_be_read_is_told(tmp_path: Path):
