@@ -16,7 +16,7 @@
     ├── IntegrityError                           bytes are not the bytes that were saved
     ├── FormatError (ValueError)                 a record cannot be understood
     │   ├── NewerFormatError                     written by a newer resilio
-    │   └── UnknownTypeError                     a value of a type that is not registered in this process
+    │   └── UnknownTypeError                     a value of a type that this process has not, or has otherwise
     ├── CaptureError (TypeError)                 a part of the live state cannot be saved exactly
     ├── RanksDisagreeError                       ranks hold different things where they must be equal
     ├── RanksLostError                           ranks did not come where all must meet: dead, or hung
@@ -144,7 +144,10 @@ class NewerFormatError(FormatError):
 
 
 class UnknownTypeError(FormatError):
-    """A value of a type that is not in `resilio.safe_types` here; `type` is its name. The checkpoint is whole."""
+    """A value of a type that is not in `resilio.safe_types` here, or is another one here; `type` is its name.
+
+    The checkpoint is whole, so no older one takes its place.
+    """
 
 
 class CaptureError(ResilioError, TypeError):

@@ -45,6 +45,11 @@ class SafeType(NamedTuple):
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
 
+    @property
+    def fixed(self) -> bool:
+        """Whether it is made of the same data in every process: it changes with no release of a job or of torch."""
+        return self.cls is not None and self.name in _OURS
+
 
 def register(
     cls: type[T],

@@ -79,7 +79,7 @@ def decode_value(data: Any, where: str, ref_type: type | None = None) -> Any:
 
     Raises:
         FormatError: malformed, of an unknown tag, or nested too deep.
-        UnknownTypeError: of a type that is not registered in `resilio.safe_types`.
+        UnknownTypeError: of a type that is not registered in `resilio.safe_types`, or that is another one here.
     """
     try:
         return _Decoder(ref_type).decode(data, where, 0)
@@ -270,10 +270,19 @@ class _Decoder:
         value = self.decode(data, where, depth + 1)
         try:
             made = safe.decode(value)
+            if safe.cls is not None and type(made) is not safe.cls:
+                raise TypeError(f"what is registered made a {type(made).__name__}")
         except Exception as error:
-            raise FormatError(f"{where} is no {name}: {str(error)[:300]}", where=where) from error
-        if safe.cls is not None and type(made) is not safe.cls:
-            raise FormatError(f"{where}: what is registered as {name} made a {type(made).__name__}", where=where)
+            said = f"{where} is no {name}: {str(error)[:300]}"
+            if safe.fixed:
+                raise FormatError(said, where=where) from error
+            # Saved by another version of the job sooner than damaged: an older checkpoint must not take its place.
+            raise UnknownTypeError(
+                f"{said}. It may have been saved by another version of the job, or of torch: go back to that, register "
+                "what reads both, or leave it out",
+                where=where,
+                type=name,
+            ) from error
         return made
 
 
@@ -361,7 +370,7 @@ def _from_dtype(x: Any, where: str, depth: int) -> Any:
     torch = _torch(where)
     found = vars(torch).get(_expect(x, str))  # getattr would import some of torch's modules by their names
     if type(found) is not torch.dtype:
-        raise FormatError(f"{where}: this torch has no dtype {x[:40]!r}", where=where)
+        raise UnknownTypeError(f"{where}: this torch has no dtype {x[:40]!r}", where=where, type="torch.dtype")
     return found
 
 

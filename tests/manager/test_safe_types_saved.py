@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import enum
 from pathlib import Path
@@ -16,6 +17,8 @@ import resilio
 from resilio import CheckpointManager, safe_types
 from resilio.cli import main
 from resilio.errors import CaptureError, UnknownTypeError
+from resilio.records.quarantine import quarantined
+from resilio.storage import LocalStorage
 
 NAME = "tests.Phase"
 
@@ -85,3 +88,38 @@ def test_where_it_is_not_registered_the_restore_names_it_and_takes_no_older_chec
             main(command)
         assert ended.value.code == (1 if command[0] == "diff" else 0)
     assert NAME in capsys.readouterr().out
+
+
+@dataclasses.dataclass
+class Config:
+    lr: float
+    warmup: int = 0
+
+
+@dataclasses.dataclass
+class OlderConfig:
+    lr: float
+
+
+@pytest.mark.parametrize("gone", ["a field", "a member", "a dtype"])
+def test_a_type_that_is_another_one_here_is_no_damage(
+    gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job was rolled back: an older checkpoint in place of a whole one would lose work, and quarantine lose more."""
+    save(tmp_path, state(phase="old"), 1)
+    safe_types.register(Phase, name=NAME)
+    safe_types.register(Config, name="tests.Config")
+    saved = {"a field": Config(0.1, 3), "a member": Phase.DECAY, "a dtype": torch.float8_e8m0fnu}
+    save(tmp_path, state(saved[gone]), 2)
+    del safe_types._by_name[NAME], safe_types._by_name["tests.Config"]
+    safe_types.register(enum.Enum("Other", ["WARMUP"], module=__name__), name=NAME)
+    safe_types.register(OlderConfig, name="tests.Config")
+    if gone == "a dtype":
+        monkeypatch.delattr(torch, "float8_e8m0fnu")
+    live = state(phase="live")
+    with CheckpointManager(str(tmp_path), live) as ckpt:
+        with pytest.raises(UnknownTypeError, match=r"run\.phase") as caught:
+            ckpt.restore()
+        assert caught.value.type and live["run"]["phase"] == "live"
+        assert ckpt.restore(exclude=["run"]).step == 2
+    assert not quarantined(LocalStorage(tmp_path))
