@@ -95,7 +95,7 @@ class Structure:
                 items += dcp.write_items(key, value)
         tree = encode_value(flat.tree, "state", ref_type=Ref)
         own_tree = encode_value(flat.local_tree, "state", ref_type=Ref)
-        trained = trained_keys(flat.values, flat.ties)
+        trained = trained_keys(flat.values, flat.ties, flat.tensors)
         return cls(
             items=items,
             specs=specs,

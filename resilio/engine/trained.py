@@ -13,8 +13,8 @@ from ..records.schema import TensorRecord
 
 __all__ = ["UNKNOWN", "Trained", "summary", "together"]
 
-_LR = re.compile(r"optimizer\.(.+\.)?param_groups\.\d+\.lr")
-_COUNTER = re.compile(r"optimizer\.(.+\.)?state\..+\.step")
+_LR = re.compile(r".+\.param_groups\.\d+\.lr")
+_COUNTER = ".step"
 _SCALE, _GROWTH = ".scale", "._growth_tracker"  # what `torch.amp.GradScaler.state_dict()` calls them
 
 
@@ -51,13 +51,25 @@ class Trained:
 UNKNOWN = Trained()
 
 
-def summary(trained: frozenset[str], tensors: Mapping[str, TensorRecord], values: Mapping[str, object]) -> Trained:
-    """This rank's share of it, from what it wrote; what was not fingerprinted counts as zero."""
+def summary(
+    trained: frozenset[str],
+    optimizers: frozenset[str],
+    tensors: Mapping[str, TensorRecord],
+    values: Mapping[str, object],
+) -> Trained:
+    """This rank's share of it, from what it wrote; what was not fingerprinted counts as zero.
+
+    Args:
+        trained: flat keys of the parameters that an optimizer owns.
+        optimizers: flat keys of optimizer state.
+        tensors: by flat key, with fingerprints.
+        values: by flat key.
+    """
     rates = [value for key, value in values.items() if _LR.fullmatch(key)]
     rates += [any(_of(record)) for key, record in tensors.items() if _LR.fullmatch(key)]
     return Trained(
         combine(_under(key, record) for key, record in tensors.items() if key in trained),
-        combine(_under(key, record) for key, record in tensors.items() if _COUNTER.fullmatch(key)),
+        combine(_under(key, record) for key, record in tensors.items() if key in optimizers and key.endswith(_COUNTER)),
         any(rate != 0 for rate in rates),
         dict(_scalers(values)),
     )

@@ -180,9 +180,10 @@ class AttemptWriter(StorageWriter):
         failpoints.hit("save.part_written", self._rank)
         ref = PartRef(rank=self._rank, name=of_part.name, size_bytes=of_part.size_bytes, digest=of_part.digest)
         sizes = {one.name: one.size_bytes for one in [*objects, of_part]}
+        structure = self._local.structure
         share = (
-            trained.summary(self._local.structure.trained, tensors, self._local.values),
-            health.summary(self._local.structure.finite, tensors),
+            trained.summary(structure.trained, structure.finite - structure.trained, tensors, self._local.values),
+            health.summary(structure.finite, tensors),
         )
         results = [result for one in written for result in one.results]
         return [*results, WriteResult(_PART, of_part.size_bytes, (ref, sizes, share))]

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from .manifest import LoadedManifest
 
 __all__ = ["SHOWN", "count_text", "faults", "faults_text", "trained_keys"]
 
-_PARAMS = re.compile(r"optimizer\.(.+\.)?param_groups\.\d+\.params")
+_PARAMS = re.compile(r"(.+\.)param_groups\.\d+\.params")
 
 SHOWN = 5  # tensors named in one line
 
 
-def trained_keys(values: Mapping[str, Any], ties: Mapping[str, str]) -> frozenset[str]:
-    """Flat keys of the parameters that an optimizer owns.
+def trained_keys(values: Mapping[str, Any], ties: Mapping[str, str], tensors: Collection[str]) -> frozenset[str]:
+    """Flat keys of the parameters that an optimizer owns, whatever it and its model are called.
 
     Args:
         values: by flat key, among them the names that each group of parameters has.
         ties: flat key -> the flat key whose bytes it shares.
+        tensors: the flat keys of those that are no ties.
     """
-    keys = {
-        f"model.{name}"
+    named = {
+        name
         for key, names in values.items()
         if _PARAMS.fullmatch(key) and isinstance(names, list)
         for name in names
+        if isinstance(name, str)
     }
-    return frozenset(ties.get(key, key) for key in keys)
+    found = set()
+    for name in named:
+        key = f"model.{name}"  # those of a model that is called otherwise bear its name
+        key = key if key in tensors or key in ties else name
+        found.add(ties.get(key, key))
+    return frozenset(found)
 
 
 def faults(manifest: LoadedManifest) -> dict[str, tuple[int, int]]:
@@ -36,11 +43,12 @@ def faults(manifest: LoadedManifest) -> dict[str, tuple[int, int]]:
 
     A NaN is a fault anywhere; an infinity in what an optimizer trains, and in its state.
     """
-    trained = trained_keys(manifest.values, manifest.ties)
+    trained = trained_keys(manifest.values, manifest.ties, manifest.tensors)
+    optimizers = tuple({place[1] for key in manifest.values if (place := _PARAMS.fullmatch(key))})
     found = {}
     for key in sorted(manifest.tensors):
         nan, infinite = manifest.tensors[key].non_finite or (0, 0)
-        at_fault = infinite if key in trained or key.startswith("optimizer.") else 0
+        at_fault = infinite if key in trained or key.startswith(optimizers) else 0
         if nan or at_fault:
             found[key] = nan, at_fault
     return found

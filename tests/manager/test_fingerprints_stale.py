@@ -177,3 +177,16 @@ def trains(rank: int, world: int, url: str) -> list[str]:
 def test_shares_of_all_ranks_are_judged_by_rank_0(tmp_path):
     first, second = run_world(trains, 2, f"file://{tmp_path}")
     assert len(first) == 1 and "from step 1 to step 2" in first[0] and second == []
+
+
+@pytest.mark.parametrize("names", [("model", "opt"), ("net", "optimizer"), ("net", "opt")], ids=" ".join)
+def test_it_is_told_whatever_model_and_optimizer_are_called_unless_steps_were_skipped(tmp_path, caplog, names):
+    model, optimizer = make()
+    with CheckpointManager(tmp_path, dict(zip(names, (model, optimizer), strict=True)), mode="sync") as ckpt:
+        step(model, optimizer)
+        ckpt.save(1)
+        ckpt.save(2)  # its counters stood still as well
+        assert not warned(caplog)
+        restored_by_somebody(model, optimizer)()
+        ckpt.save(3)
+        assert len(warned(caplog)) == 1

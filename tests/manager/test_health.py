@@ -306,3 +306,21 @@ def test_a_healthy_one_in_quarantine_is_passed_over_for_the_healthy_one_before(t
     quarantine(open_storage(tmp_path), CheckpointRef(1, 3), "of a bad host")
     report = resilio.restore(tmp_path, {"model": model, "optimizer": optimizer}, "healthy")
     assert report.step == 1 and ["of a bad host" in one.what for one in report.passed_over] == [True]
+
+
+@pytest.mark.parametrize(
+    "names", [("model", "opt"), ("net", "optimizer"), ("net", "opt"), ("model", "d.adam")], ids=" ".join
+)
+def test_an_infinity_in_what_is_trained_is_a_fault_whatever_model_and_optimizer_are_called(tmp_path, names):
+    model, optimizer = make()
+    with torch.no_grad():
+        model[0].weight[0, 0] = math.inf
+        model.mask[0, 0] = -math.inf
+        optimizer.state[model[0].bias]["exp_avg"][0] = math.inf
+    first, _, second = names[1].partition(".")
+    state = {names[0]: model, first: {second: optimizer} if second else optimizer}
+    with CheckpointManager(tmp_path, state, mode="sync") as ckpt:
+        ckpt.save(1)
+        assert [info.non_finite for info in ckpt.checkpoints()] == [2]
+    found = faults(manifest_of(tmp_path, 1))
+    assert len(found) == 2 and all(counts == (0, 1) for counts in found.values()), found

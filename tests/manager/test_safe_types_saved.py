@@ -105,7 +105,7 @@ class OlderConfig:
 def test_a_type_that_is_another_one_here_is_no_damage(
     gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job was rolled back: an older checkpoint in place of a whole one would lose work, and quarantine lose more."""
+    """The job was rolled back: an older checkpoint in place of a whole one would lose work."""
     save(tmp_path, state(phase="old"), 1)
     safe_types.register(Phase, name=NAME)
     safe_types.register(Config, name="tests.Config")
