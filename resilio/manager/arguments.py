@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 
 from ..errors import ConfigError
 from ..hooks import Host
 from ..policies import KeepPolicy, SavePolicy
 from ..ranks import Ranks
 from ..records.digests import ALGORITHMS
-from ..state.saved import Rename, patterns, prefixes
 from ..storage.base import Storage
-from .choosing import Which
 
-__all__ = ["check_alike", "check_constructor", "check_plugins", "check_restore", "check_timeout"]
+__all__ = ["check_alike", "check_constructor", "check_plugins", "check_timeout", "refuse_differing_arguments"]
 
 _ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")
 _FOREVER_S = 365 * 86_400  # what a group can wait for is bounded; nobody waits longer
-Patterns = tuple[str, ...] | None
 
 
 def check_constructor(
@@ -80,7 +76,7 @@ def check_alike(ranks: Ranks, storage: Storage, mine: str) -> None:
 
     Ranks: all; collective.
     """
-    _compare(ranks, mine)
+    refuse_differing_arguments(ranks, mine)
     if ranks.world > 1 and not storage.capabilities.shared:
         raise ConfigError(f"{storage.url} lives in one process; {ranks.world} ranks need a shared store")
 
@@ -122,44 +118,14 @@ def _difference(name: str, theirs: _Known | None, first: _Known | None) -> str |
     return f"plugin {name!r} has hooks {', '.join(theirs[2])}, on rank 0 {', '.join(first[2])}"
 
 
-def check_restore(
-    ranks: Ranks,
-    which: Which,
-    only: Iterable[str] | None,
-    exclude: Iterable[str] | None,
-    rename: Rename | None,
-    strict: bool,
-    check_fingerprints: bool,
-    trust: bool,
-) -> tuple[Patterns, Patterns]:
-    """`only` and `exclude` as they can be read more than once: neither a lone pattern nor a generator gets lost.
+def refuse_differing_arguments(ranks: Ranks, mine: str) -> None:
+    """Raise if some rank's `mine` is another than rank 0's.
 
     Raises:
-        ConfigError: an argument is of another type, or other than rank 0's.
+        ConfigError: names the first rank that differs.
 
     Ranks: all; collective.
     """
-    error: Exception | None = None
-    found: tuple[Patterns, Patterns] = (None, None)
-    mine = ""
-    try:
-        found = patterns(only, "only"), patterns(exclude, "exclude")
-        renamed = prefixes(rename)
-        names = sorted(renamed.items()) if isinstance(renamed, Mapping) else callable(renamed)
-        for name, flag in (("strict", strict), ("check_fingerprints", check_fingerprints), ("trust", trust)):
-            if not isinstance(flag, bool):
-                raise ConfigError(f"{name}={flag!r}: it is True or False")
-        chosen = [None if one is None else sorted(one) for one in found]  # they may come from sets
-        mine = f"which={which!r}, only={chosen[0]}, exclude={chosen[1]}, rename={names}, strict={strict}"
-        mine += f", check_fingerprints={check_fingerprints}, trust={trust}"
-    except Exception as caught:  # noqa: BLE001  told to all ranks: the others wait in the next line
-        error = caught
-    ranks.agree(error, what="restoring")
-    _compare(ranks, mine)
-    return found
-
-
-def _compare(ranks: Ranks, mine: str) -> None:
     told = ranks.gather(mine, "comparing arguments")
     # A policy of the user's own without a repr prints where it lies in memory, which says nothing.
     told = [_ADDRESS.sub("", one) for one in told]

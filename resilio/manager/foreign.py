@@ -10,10 +10,10 @@ from ..engine import ForeignCheckpoint, foreign_state, open_foreign
 from ..errors import NoCheckpointError
 from ..records.keys import METADATA
 from ..state.flat import Outcome
-from ..state.saved import Problems, Rename, SavedView, Selection
+from ..state.saved import Problems, SavedView, Selection
 from ..storage.base import Storage
 from ..types import CheckpointInfo, CheckpointRef
-from .choosing import Which
+from .asked import Asked
 
 __all__ = ["ABSENT", "outcomes_of_foreign", "pick_foreign"]
 
@@ -23,14 +23,7 @@ ABSENT = ("rng", "buffers_np")
 _log = logging.getLogger("resilio")
 
 
-def pick_foreign(
-    storage: Storage,
-    which: Which,
-    only: Iterable[str] | None,
-    exclude: Iterable[str] | None,
-    rename: Rename | None,
-    trust: bool,
-) -> tuple[CheckpointInfo, ForeignCheckpoint] | None:
+def pick_foreign(storage: Storage, asked: Asked) -> tuple[CheckpointInfo, ForeignCheckpoint] | None:
     """The plain DCP checkpoint at the root of `storage`, with the values that are asked for; None if there is none.
 
     Ranks: rank 0; it hands the choice on.
@@ -43,20 +36,20 @@ def pick_foreign(
     """
     if not storage.exists(METADATA):
         return None
-    if which != "newest":
+    if asked.which != "newest":
         raise NoCheckpointError(
             f"{storage.url} is a single checkpoint of plain torch.distributed.checkpoint, without steps to choose "
-            f"from; leave out which={which!r}",
+            f"from; leave out which={asked.which!r}",
             url=storage.url,
-            which=which,
+            which=asked.which,
         )
     found = open_foreign(storage)
-    leaves = SavedView(found.state, rename, Problems()).leaves
-    select = Selection(only, exclude)
+    leaves = SavedView(found.state, asked.rename, Problems()).leaves
+    select = Selection(asked.only, asked.exclude)
     # Parts are planned as a whole: of one that is wanted in part every value may be looked at, of others none.
     parts = {new.partition(".")[0] for new in leaves if select(new, new.partition(".")[0])}
     wanted = {key for new, key in leaves.items() if new.partition(".")[0] in parts}
-    state = foreign_state(found, storage, wanted, trust)
+    state = foreign_state(found, storage, wanted, asked.trust)
     _log.warning(
         "a checkpoint of plain torch.distributed.checkpoint carries no digests: its content is unchecked url=%s",
         storage.url,

@@ -16,14 +16,17 @@ from ..events import Restored, RestoreFailed
 from ..hooks import Calls, host
 from ..policies import KeepPolicy, SaveContext, SavePolicy, keep_all
 from ..ranks import DEFAULT_TIMEOUT_S, Ranks
+from ..state.saved import Rename
 from ..state.training_state import TrainingState
 from ..storage.base import Storage
 from ..types import Mode, Stage
 from .arguments import check_alike, check_constructor, check_plugins
+from .asked import Asked
 from .ballot import Ballot
+from .choosing import Which
 from .handle import SaveHandle
 from .report import RestoreReport
-from .restoring import Rename, Which, restore_into
+from .restoring import restore_into
 from .run_view import RunView
 from .saves import Saves
 from .saving import Committer
@@ -222,7 +225,7 @@ class CheckpointManager(RunView):
         self._open()
         began_s = self._clock.monotonic_s()
         try:
-            report = self._restore(which, only, exclude, rename, strict, check_fingerprints)
+            report = self._restore(Asked(which, only, exclude, rename, strict, check_fingerprints))
         except BaseException as error:
             self._teller.tell(RestoreFailed, which=str(which), error=type(error).__name__, message=str(error))
             raise
@@ -238,35 +241,18 @@ class CheckpointManager(RunView):
         )
         return report
 
-    def _restore(
-        self,
-        which: Which,
-        only: Iterable[str] | None,
-        exclude: Iterable[str] | None,
-        rename: Rename | None,
-        strict: bool,
-        check_fingerprints: bool,
-    ) -> RestoreReport:
+    def _restore(self, asked: Asked) -> RestoreReport:
         self._saves.settle()
         self._ranks.renew("restoring")
         if self._fresh and not self._saves.acknowledged:  # from then on the run is this manager's own
-            if which != "newest":
+            if asked.which != "newest":
                 raise ConfigError(
-                    f"restore(which={which!r}) of a run begun anew with fresh=True: leave out one of them"
+                    f"restore(which={asked.which!r}) of a run begun anew with fresh=True: leave out one of them"
                 )
             return RestoreReport(found=None)
         try:
             report, picker = restore_into(
-                self._state,
-                self._storage,
-                self._ranks,
-                self._engine,
-                which,
-                only=only,
-                exclude=exclude,
-                rename=rename,
-                strict=strict,
-                check_fingerprints=check_fingerprints,
+                *(self._state, self._storage, self._ranks, self._engine, asked),
                 clock=self._clock,
                 progress=self._progress,
             )

@@ -11,11 +11,14 @@ from ..engine import Engine
 from ..errors import ConfigError, NoCheckpointError
 from ..hooks import host
 from ..ranks import DEFAULT_TIMEOUT_S, Ranks
+from ..state.saved import Rename
 from ..state.training_state import TrainingState
 from ..storage.base import Storage
 from .arguments import check_plugins, check_timeout
+from .asked import Asked
+from .choosing import Which
 from .report import RestoreReport
-from .restoring import Rename, Which, restore_into
+from .restoring import restore_into
 
 __all__ = ["restore"]
 
@@ -91,15 +94,9 @@ def restore(
             storage,
             ranks,
             Engine(storage, ranks),
-            which,
-            only=only,
-            exclude=exclude,
-            rename=rename,
-            strict=strict,
-            check_fingerprints=check_fingerprints,
+            Asked(which, only, exclude, rename, strict, check_fingerprints, trust),
             clock=SystemClock(),
             foreign=True,
-            trust=trust,
             progress=progress,
         )
         picker.let_go()

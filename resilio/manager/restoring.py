@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
 
 from ..clock import Clock
 from ..engine import Engine, ForeignCheckpoint, fill_foreign, saved_state
@@ -18,15 +17,13 @@ from ..state.tensors import local as local_tensor
 from ..state.training_state import TrainingState
 from ..storage.base import Storage
 from ..types import Damage
-from .arguments import check_restore
-from .choosing import Picked, Picker, Source, Which, nothing_left, passed_over
+from .asked import Asked
+from .choosing import Picked, Picker, Source, nothing_left, passed_over
 from .foreign import ABSENT, outcomes_of_foreign, pick_foreign
 from .progress import ReadProgress
 from .report import RestoreReport
 
-__all__ = ["Rename", "Which", "restore_into"]
-
-Rename = Mapping[str, str] | Callable[[str], str]
+__all__ = ["restore_into"]
 
 _log = logging.getLogger("resilio")
 
@@ -39,35 +36,24 @@ def restore_into(
     storage: Storage,
     ranks: Ranks,
     engine: Engine,
-    which: Which,
+    asked: Asked,
     *,
-    only: Iterable[str] | None,
-    exclude: Iterable[str] | None,
-    rename: Rename | None,
-    strict: bool,
-    check_fingerprints: bool,
     clock: Clock,
     foreign: bool = False,
-    trust: bool = False,
     progress: bool | None = None,
 ) -> tuple[RestoreReport, Picker]:
     """Restore `state`; return the report, and the picker: on rank 0 it knows what the run held, and holds the lease.
 
     `clock`: of the lease. `foreign`: where there is no run, a checkpoint of plain DCP at the root of the storage will
-    do, and `trust` runs what is in its values. `progress`: whether rank 0 may draw a bar; None: if stderr is a
-    terminal.
+    do. `progress`: whether rank 0 may draw a bar; None: if stderr is a terminal.
 
     Ranks: all; collective on both groups.
     Blocks: until all ranks have applied, or all have raised; then nothing is held.
     """
-    only, exclude = check_restore(ranks, which, only, exclude, rename, strict, check_fingerprints, trust)
-    picker = Picker(
-        storage, which, clock, (lambda: pick_foreign(storage, which, only, exclude, rename, trust)) if foreign else None
-    )
+    asked = asked.checked(ranks)
+    picker = Picker(storage, asked.which, clock, (lambda: pick_foreign(storage, asked)) if foreign else None)
     try:
-        report = _restore(
-            state, storage, ranks, engine, picker, only, exclude, rename, strict, check_fingerprints, progress
-        )
+        report = _restore(state, storage, ranks, engine, picker, asked, progress)
     except BaseException:
         picker.let_go()
         raise
@@ -80,11 +66,7 @@ def _restore(
     ranks: Ranks,
     engine: Engine,
     picker: Picker,
-    only: tuple[str, ...] | None,
-    exclude: tuple[str, ...] | None,
-    rename: Rename | None,
-    strict: bool,
-    check_fingerprints: bool,
+    asked: Asked,
     progress: bool | None,
 ) -> RestoreReport:
     started = time.monotonic()
@@ -102,19 +84,19 @@ def _restore(
         info, source = picked
         plan = RestorePlan()
         try:
-            if check_fingerprints and isinstance(source, ForeignCheckpoint):
+            if asked.check_fingerprints and isinstance(source, ForeignCheckpoint):
                 raise RestoreError(
                     f"{storage.url} is a checkpoint of plain DCP, which takes no fingerprints: there is nothing to "
                     "check by. Leave check_fingerprints out."
                 )
-            plan = _plan(state, source, ranks, only, exclude, rename, strict)
+            plan = _plan(state, source, ranks, asked)
             needed_bytes = sum(local_tensor(tensor).nbytes for tensor in plan.scratch.values())
             bar = ReadProgress(f"restoring step {info.step}", needed_bytes, progress if ranks.coordinator else False)
             with bar as read:
                 if isinstance(source, ForeignCheckpoint):
                     fill_foreign(plan.scratch, source, storage, ranks, read)
                 else:
-                    engine.fill(plan.scratch, source, read, fingerprints=check_fingerprints)
+                    engine.fill(plan.scratch, source, read, fingerprints=asked.check_fingerprints)
             break
         except ResilioError as error:
             # The same error on all ranks, so all of them go on to the same next one.
@@ -152,15 +134,7 @@ def _restore(
     return report
 
 
-def _plan(
-    state: TrainingState,
-    source: Source,
-    ranks: Ranks,
-    only: tuple[str, ...] | None,
-    exclude: tuple[str, ...] | None,
-    rename: Rename | None,
-    strict: bool,
-) -> RestorePlan:
+def _plan(state: TrainingState, source: Source, ranks: Ranks, asked: Asked) -> RestorePlan:
     """The plan of this rank; an error of any rank on all."""
     error: BaseException | None = None
     plan = RestorePlan()
@@ -170,11 +144,11 @@ def _plan(
             source.state if isinstance(source, ForeignCheckpoint) else refuse_loose_ends(saved_state(source)),
             rank=ranks.rank,
             world=ranks.world,
-            only=only,
-            exclude=exclude,
+            only=asked.only,
+            exclude=asked.exclude,
             absent=ABSENT if isinstance(source, ForeignCheckpoint) else (),
-            rename=rename,
-            strict=strict,
+            rename=asked.rename,
+            strict=asked.strict,
         )
     except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
         error = caught
