@@ -132,7 +132,8 @@ def to_url(where: str | os.PathLike[str], schemes: Iterable[str] = ()) -> str:
     """
     text = os.fspath(where) if isinstance(where, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text:
-        shown = repr(without_credentials(text)) if isinstance(text, str) else f"a {type(where).__name__}"
+        plain = where is None or isinstance(where, int | float)  # of other things the text may hold a password
+        shown = repr(without_credentials(text)) if isinstance(text, str) else repr(where) if plain else type(where)
         raise ConfigError(f"a run is a URL or a path, not {shown}; write file:///data/run-17, or just /data/run-17")
     if isinstance(where, str) and text != text.strip():
         to_url(text.strip(), schemes)  # whatever else is wrong with it is said instead

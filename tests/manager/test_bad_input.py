@@ -153,7 +153,7 @@ def test_ranks_that_keep_otherwise_are_told_so(tmp_path):
         ("", ConfigError, "a URL or a path, not ''; write file:///"),
         (None, ConfigError, "a URL or a path, not None; write file:///"),
         (17, ConfigError, "a URL or a path, not 17"),
-        (b"/data", ConfigError, "a URL or a path, not b'/data'"),
+        (b"/data", ConfigError, "a URL or a path, not <class 'bytes'>"),
         (["/data"], ConfigError, "a URL or a path"),
         ("/data/a\0b", ConfigError, "a URL or a path"),
         ("file://data/run", ConfigError, "file:///absolute/path, with three slashes"),
