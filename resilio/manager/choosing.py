@@ -26,7 +26,7 @@ from ..records.catalog import Catalog, discover
 from ..records.holds import Lease, lease
 from ..records.keys import METADATA, attempt_key
 from ..records.manifest import LoadedManifest, load_manifest
-from ..records.problems import joined
+from ..records.problems import joined, problems_of
 from ..records.quarantine import listed, why
 from ..records.run import refuse_newer
 from ..records.unfinished import unfinished
@@ -312,8 +312,11 @@ def is_damage(error: BaseException) -> bool:
 def is_finding(error: ResilioError) -> bool:
     """Whether damage is of the checkpoint itself, so that it would be found again elsewhere, and can be written down.
 
-    Not so where this host may not read it, or where two ranks have read different things.
+    Not so where this host may not read it, where two ranks have read different things, or where there is what this
+    resilio does not know: a newer one may.
     """
+    if any(one.facts.get("newer") for one in problems_of(error)):
+        return False
     content = isinstance(error, IntegrityError | FormatError | NotFoundError)
     return content and is_damage(error) and not error.facts.get("ranks_differ")
 

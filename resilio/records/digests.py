@@ -107,6 +107,7 @@ def digester_for(digest: str, where: str) -> Digester:
             f"{where}: digest {digest!r} is of an algorithm this resilio does not know ({', '.join(ALGORITHMS)})",
             where=where,
             algorithm=algorithm,
+            newer=True,
         )
     return Digester(algorithm)
 

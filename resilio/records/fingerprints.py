@@ -69,5 +69,7 @@ def from_text(text: str, where: str) -> Lanes:
     """
     digits = text.removeprefix(_PREFIX)
     if len(text) != len(_PREFIX) + 32 or len(digits) != 32 or not set(digits) <= set("0123456789abcdef"):
-        raise FormatError(f"{where}: {text!r} is no fingerprint of a kind that this resilio knows (fp1)", where=where)
+        raise FormatError(
+            f"{where}: {text!r} is no fingerprint of a kind that this resilio knows (fp1)", where=where, newer=True
+        )
     return int(digits[:16], 16), int(digits[16:], 16)

@@ -241,7 +241,9 @@ class _View:
 
     def _add_head(self, key: str, tensor: schema.TensorRecord, where: str) -> None:
         if tensor.dtype not in ITEMSIZE:
-            raise FormatError(f"{where}: tensor {key!r} has the unknown dtype {tensor.dtype!r}", where=where)
+            raise FormatError(
+                f"{where}: tensor {key!r} has the unknown dtype {tensor.dtype!r}", where=where, newer=True
+            )
         if tensor.order is not None and sorted(tensor.order) != list(range(len(tensor.shape))):
             raise FormatError(f"{where}: tensor {key!r} has the impossible order {tensor.order}", where=where)
         head = self.heads.setdefault(key, tensor)

@@ -236,6 +236,7 @@ class _Decoder:
             raise FormatError(
                 f"{where}: {[k[:40] for k in sorted(x)[:5]]} is no tag this resilio knows; it may be of a newer one",
                 where=where,
+                newer=True,
             )
         return self._tags[tag](x[tag], where, depth)
 

@@ -95,8 +95,11 @@ def examine_checkpoint(
     except NotFoundError as error:
         raise NoCheckpointError(f"{storage.url}: there is no checkpoint of {ref}", ref=ref) from error
     except (IntegrityError, FormatError) as error:
-        facts = {"newer": True} if isinstance(error, NewerFormatError) else {}
-        damage = [Damage(_named(one.where) or where, one.what, facts) for one in problems_of(error)]
+        newer = isinstance(error, NewerFormatError)
+        damage = [
+            Damage(_named(one.where) or where, one.what, {"newer": True} if newer or one.facts.get("newer") else {})
+            for one in problems_of(error)
+        ]
         return Verification(damage, Coverage(level, 0, 0))
     chosen = sample_units(manifest, how, rng) if isinstance(how, Sample) else None
     verifier = _Verifier(storage, manifest, progress or (lambda done, total: None), chosen, level)

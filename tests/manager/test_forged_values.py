@@ -11,6 +11,7 @@ import pytest
 
 import resilio
 from resilio import CheckpointManager
+from resilio.cli import main
 from resilio.errors import FormatError
 from resilio.records.digests import digest_of
 from resilio.records.schema import CommitRecord, decode, encode
@@ -81,3 +82,22 @@ def test_all_ranks_go_on_to_the_same_older_one(tmp_path):
     first, second = run_world(takes, 2, url)
     assert first == second
     assert first[:2] == (1, {"x": 1})
+
+
+NEWER: dict[str, Callable[[dict[str, Any]], None]] = {
+    "a tag": FORGERIES["n.x: ['$never'] is no tag"],
+    "an algorithm": lambda part: part["objects"][0].update(digest="blake9:00"),
+    "a dtype": lambda part: part.update(tensors={"t": {"dtype": "float2", "shape": [], "pieces": []}}),
+}
+
+
+@pytest.mark.parametrize("what", NEWER)
+def test_what_a_newer_resilio_may_know_is_no_ground_for_quarantine(tmp_path, what):
+    url = save_two(tmp_path)
+    forge(url, NEWER[what])
+    live = {"x": 0}
+    with CheckpointManager(url, {"n": live}) as ckpt:
+        assert ckpt.restore().step == 1
+    with pytest.raises(SystemExit):
+        main(["verify", url, "--all", "--quarantine"])
+    assert not (tmp_path / "run" / "quarantine").exists()

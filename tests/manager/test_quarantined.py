@@ -18,6 +18,7 @@ import resilio
 from resilio import CheckpointManager, hookimpl, keep_last
 from resilio.errors import AccessDeniedError, FencedError, IntegrityError, NotFoundError, ResilioError
 from resilio.events import Event, Quarantined
+from resilio.manager.saving import Committer
 from resilio.records.quarantine import quarantine, quarantined, release
 from resilio.storage import LocalStorage, ObjectInfo
 from resilio.testing.worlds import run_world
@@ -154,6 +155,38 @@ def test_a_rank_that_cannot_read_is_damage_for_all_and_no_finding_about_the_chec
     assert told[0] == told[1]
     assert told[0][0] == 1 and "rank 1" in told[0][1][0]
     assert not (tmp_path / "quarantine").exists()
+
+
+class Noisy(LocalStorage):
+    """The store as a rank sees it whose reads of the data of step 3 go wrong once."""
+
+    noise = 1
+
+    def read_into(self, key: str, ranges: Any) -> None:
+        super().read_into(key, ranges)
+        if key.startswith("step-000000003") and key.endswith(".distcp") and self.noise:
+            self.noise -= 1
+            for _, buffer in ranges:
+                buffer[0] ^= 4
+
+
+def one_is_noisy(rank: int, world: int, root: str) -> tuple[int, list[str]]:
+    storage = Noisy(root) if rank == world - 1 else LocalStorage(root)
+    with CheckpointManager(storage, state_of(rank, world, -1.0)[0]) as ckpt:
+        report = ckpt.restore()
+    return report.step, [str(one) for one in report.passed_over]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_what_a_second_look_does_not_find_is_no_finding(tmp_path, world):
+    """A bit that flipped on the way to one host, or once, is no reason that no job ever resumes from it again."""
+    run_world(save_steps, 2, f"file://{tmp_path}")
+    for step, passed in run_world(one_is_noisy, world, str(tmp_path)):
+        assert step == 2 and "'weight' is damaged" in passed[0]
+    assert not (tmp_path / "quarantine").exists()
+    flip(tmp_path, 3, rank=1)
+    assert [step for step, _ in run_world(one_is_noisy, world, str(tmp_path))] == [2] * world
+    assert list(quarantined(LocalStorage(str(tmp_path)))) == [REFS[3]]
 
 
 # ------------------------------------------------------------------------------------------- one process from here on
@@ -300,3 +333,44 @@ def test_a_policy_keeps_as_many_as_can_be_resumed_from(run: Numbers):
         ckpt.save(4)
         assert [info.step for info in ckpt.checkpoints()] == [2, 3, 4]
     assert os.listdir(run.root / "quarantine")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "manifest-0.json", "__0_0.digests", "__0_0.distcp", ".metadata"])
+@pytest.mark.parametrize("how", ["gone", "short"])
+def test_an_object_that_was_away_for_a_moment_is_no_finding(run: Numbers, monkeypatch, caplog, name, how):
+    """A mount that came back: what is there now is whole."""
+    path = next(run.root.glob("step-000000003-*")) / name
+    data = path.read_bytes()
+    path.unlink()
+    if how == "short":
+        path.write_bytes(data[:-1])
+    restored = Committer.restored
+
+    def back(self: Committer, *more: Any) -> None:
+        path.unlink(missing_ok=True)
+        path.write_bytes(data)
+        restored(self, *more)
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "resilio"):
+        patch.setattr(Committer, "restored", back)
+        assert run.restore().step == 2
+        assert "a second look finds nothing: step 3" in caplog.text
+    assert run.restore().step == 3
+    path.unlink()
+    assert run.restore().step == 2
+    assert list(quarantined(run.storage)) == [REFS[3]]
+
+
+def test_a_storage_that_fails_as_none_may_does_not_fail_a_restore_that_is_done(run: Numbers, monkeypatch, caplog):
+    cut(run.root, 3)
+    put = LocalStorage.put
+
+    def fail(self: LocalStorage, key: str, data: Any, **more: Any) -> ObjectInfo:
+        if key.startswith("quarantine/"):
+            raise ValueError("a bug of a plugin")
+        return put(self, key, data, **more)
+
+    monkeypatch.setattr(LocalStorage, "put", fail)
+    with caplog.at_level(logging.WARNING, "resilio"):
+        assert run.restore().step == 2
+    assert "not quarantined: step 3" in caplog.text and "a bug of a plugin" in caplog.text
