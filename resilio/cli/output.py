@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from ..records.texts import clean
 from .tables import Table
 
 if TYPE_CHECKING:
@@ -70,13 +71,6 @@ def progress_bar(title: str, *, in_bytes: bool = True) -> Iterator[Callable[[int
     with Progress(TextColumn(title, markup=False), *columns, console=console(), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def clean(text: str) -> str:
-    """`text` with everything that is not printable written as an escape."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 def count(number: int, what: str) -> str:

@@ -19,6 +19,7 @@ from .catalog import Catalog, RecordCache, discover, list_attempts
 from .commits import find_commit
 from .holds import Holds, pins
 from .quarantine import asked_twice, listed
+from .texts import clean
 
 __all__ = ["OFF_LINEAGE_S", "Claims", "Explanation", "Fate", "Keep", "Looked", "explain", "look"]
 
@@ -86,7 +87,7 @@ class Explanation:
         words: dict[CheckpointRef, list[str]] = {}
         if any("pinned" in fate.reasons for fate in self.checkpoints):
             for pin in pins(storage):
-                words.setdefault(CheckpointRef(pin.generation, pin.step), []).append(pin.because)
+                words.setdefault(CheckpointRef(pin.generation, pin.step), []).append(clean(pin.because))
 
         def told(fate: Fate) -> Fate:
             why = f"pinned: {', '.join(words[fate.ref])}" if fate.ref in words else "pinned"

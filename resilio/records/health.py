@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from .manifest import LoadedManifest
+from .texts import clean
 
 __all__ = ["SHOWN", "count_text", "faults", "faults_text", "trained_keys"]
 
@@ -67,5 +68,5 @@ def faults_text(found: Mapping[str, tuple[int, int]], more: bool = False) -> str
         found: as `faults` has them.
         more: whether there are others besides.
     """
-    named = [f"{name} ({count_text(*counts)})" for name, counts in list(found.items())[:SHOWN]]
+    named = [f"{clean(name)} ({count_text(*counts)})" for name, counts in list(found.items())[:SHOWN]]
     return ", ".join(named) + (" and others" if more or len(found) > SHOWN else "")

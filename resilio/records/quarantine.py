@@ -20,6 +20,7 @@ from ..types import CheckpointInfo, CheckpointRef, Damage
 from . import keys, schema
 from .commits import find_commit
 from .reading import read_record
+from .texts import clean
 
 __all__ = ["Quarantine", "asked_twice", "listed", "quarantine", "quarantined", "release", "why"]
 
@@ -46,12 +47,12 @@ class Quarantine:
 
     @property
     def why(self) -> str:
-        """The reasons as one text."""
+        """The reasons as one text, printable: anybody may have written them."""
         said = [_said(record) for record in self.records]
         said += [f"its quarantine record cannot be read, and counts all the same: {text}" for text in self.unread]
         told = list(dict.fromkeys(said))
         more = [f"and {len(told) - _REASONS_MAX} more reasons"] if len(told) > _REASONS_MAX else []
-        return "; ".join([*told[:_REASONS_MAX], *more])
+        return "; ".join(clean(one) for one in [*told[:_REASONS_MAX], *more])
 
 
 def quarantine(

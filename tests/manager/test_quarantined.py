@@ -249,6 +249,15 @@ def test_by_its_step_it_is_tried_all_the_same_with_a_loud_warning(run: Numbers, 
     assert len(quarantined(run.storage)[REFS[3]].records) == 1
 
 
+def test_a_reason_from_the_store_adds_no_line_to_a_log_and_moves_no_cursor(run: Numbers, caplog):
+    quarantine(run.storage, REFS[3], "x\x1b[31m\nresilio: all is well")
+    with caplog.at_level(logging.WARNING, "resilio"):
+        report = run.restore()
+        run.restore(3)
+    texts = [record.getMessage() for record in caplog.records] + [str(one) for one in report.passed_over]
+    assert len(texts) == 3 and all(text.isprintable() and "all is well" in text for text in texts)
+
+
 def test_released_it_is_the_newest_again(run: Numbers):
     quarantine(run.storage, REFS[3], "x")
     assert run.restore().step == 2
