@@ -47,6 +47,7 @@ _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
     (errors.NewerFormatError, Exit.INCONCLUSIVE),
     (errors.FormatError, Exit.WANTING),
     (errors.IntegrityError, Exit.WANTING),
+    (errors.CaptureError, Exit.WANTING),
 )
 
 
@@ -54,6 +55,8 @@ def exit_code(error: BaseException) -> int:
     """The exit code that `error` ends the command with."""
     if _is_usage(error):
         return Exit.USAGE
+    if isinstance(error, errors.RestoreError) and hasattr(error, "key"):
+        return Exit.WANTING  # a value that is not made of what is stored, as it is not safe to
     if isinstance(error, PluginCommandError):
         return Exit.STORAGE if error.ran else Exit.USAGE
     return next((code for kind, code in _CODES if isinstance(error, kind)), Exit.STORAGE)
