@@ -33,7 +33,8 @@ def diff(
 ) -> int:
     """Tell what changed from checkpoint A to B: tensors and values. Data is read only where digests differ.
 
-    Exit codes: 0 they hold the same; 1 they do not, or one is damaged or holds a value that is refused; 4 there is no such checkpoint.
+    Exit codes: 0 they hold the same; 1 they do not, or one is damaged or holds a value that is refused; 4 there is
+    no such checkpoint.
     """
     from contextlib import ExitStack
     from fnmatch import fnmatchcase

@@ -60,7 +60,8 @@ def export(
 
     Nothing stands under the final name before all of it does.
 
-    Exit codes: 0 written; 1 the checkpoint is damaged or holds a value that is refused, nothing was written; 4 there is no such checkpoint.
+    Exit codes: 0 written; 1 the checkpoint is damaged or holds a value that is refused, nothing was written; 4
+    there is no such checkpoint.
     """
     from ..errors import ConfigError
     from . import look, output, pages

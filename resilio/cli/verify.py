@@ -98,12 +98,23 @@ def verify(
 
 def _put_away(storage: Storage, ref: CheckpointRef, damage: list[Damage]) -> bool:
     """Quarantine a checkpoint if it is damaged itself: not what a plugin could not judge, or a newer resilio wrote."""
-    from ..errors import NoCheckpointError
+    from ..errors import NoCheckpointError, NotFoundError
+    from ..records.commits import find_commit
     from ..records.quarantine import quarantine
+    from ..records.second_look import still_there
     from .pages import is_open
 
     found = [one for one in damage if not is_open(one)]
-    if not found or any(one.facts.get("newer") for one in found):
+    if any(one.facts.get("newer") for one in found):
+        return False
+    blocks = [one for one in found if "blocks" in one.facts]
+    if blocks:  # a read may go wrong for once
+        try:
+            seen = still_there(storage, find_commit(storage, ref), blocks)
+        except NotFoundError:
+            return False
+        found = [one for one in found if one not in blocks] + seen
+    if not found:
         return False
     because = f"found damaged by `resilio verify` at {len(found)} place(s)"
     try:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from resilio.records.quarantine import quarantine, quarantined
+from resilio.storage import LocalStorage
 from resilio.types import CheckpointRef
 
 FOUR, THREE = CheckpointRef(2, 400), CheckpointRef(2, 300)
@@ -123,4 +124,23 @@ def test_verify_does_not_quarantine_what_a_newer_resilio_wrote(resilio: Any, bra
     path.unlink()
     path.write_bytes(data)
     assert resilio("verify", branched.url, "300", "--quarantine")[0] == 1
+    assert quarantined(branched.storage) == {}
+
+
+def test_what_verify_finds_once_and_not_again_is_told_and_not_quarantined(
+    resilio: Any, branched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = LocalStorage.read_into
+    noisy = [True]
+
+    def read_into(self: LocalStorage, key: str, ranges: Any) -> None:
+        whole(self, key, ranges)
+        if noisy and key.endswith(".distcp"):
+            noisy.clear()
+            (_, buffer) = ranges[0]
+            buffer[70_000] ^= 1
+
+    monkeypatch.setattr(LocalStorage, "read_into", read_into)
+    code, out, _ = resilio("verify", branched.url, "300", "--quarantine")
+    assert code == 1 and "64 KiB blocks" in out and "in quarantine" not in out
     assert quarantined(branched.storage) == {}
