@@ -3,6 +3,7 @@ PYTHON  ?= python3
 VENV    ?= .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
+PEERS   := $(VENV)/.peers
 AZURITE := $(VENV)/.azurite
 # Most tests wait for other processes rather than for a core. A file stays with one worker: its tests share servers.
 WORKERS ?= 4
@@ -20,6 +21,10 @@ $(STAMP): pyproject.toml constraints.txt
 $(AZURITE): | $(STAMP)
 	! command -v npm >/dev/null || timeout 300 npm install --silent --no-audit --no-fund --prefix $(VENV)/npm azurite@3.37.0 || true
 	touch $(AZURITE)
+
+# Libraries that the benchmarks compare with. What cannot be had is named as absent in what they print.
+$(PEERS): | $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[bench]" && touch $(PEERS) || echo "peers are missing"
 
 demo: install            ## train on 2 ranks, be killed with SIGKILL inside a save, resume on 1 rank
 	$(BIN)/python -m resilio_drills.demo
@@ -40,8 +45,8 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: install           ## save and load next to plain DCP, in one run, as ratios; verify next to reading
-	$(BIN)/python -m benchmarks.save_load
+bench: $(PEERS)          ## every figure of the data path next to its peers and limits, as ratios; verify, fingerprints
+	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.verify --mb 300
 	$(BIN)/python -m benchmarks.fingerprints
 

@@ -4,30 +4,54 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["Limits", "machine"]
+__all__ = ["THREADS", "Limits", "machine"]
+
+THREADS = 1, 2, 4
+_ALIGNED = 4096
 
 
 class Limits:
-    """Plain writes, reads and copies of `size_bytes` between files in `folder` and memory that was touched before."""
+    """Plain writes, reads and copies of `size_bytes` between files in `folder` and memory that was touched before.
+
+    The size is rounded up so that `O_DIRECT` takes the part of each thread.
+    """
 
     def __init__(self, size_bytes: int, folder: Path) -> None:
         self._folder = folder
-        self._memory = torch.ones(size_bytes, dtype=torch.uint8)
-        self._other = torch.ones(size_bytes, dtype=torch.uint8)
+        unit = _ALIGNED * max(THREADS)
+        self.size_bytes = -(-size_bytes // unit) * unit
+        self._memory = _aligned(self.size_bytes)
+        self._other = _aligned(self.size_bytes)
 
-    def write(self, threads: int) -> None:
-        """Buffered write and fsync, a file for each thread."""
+    def writes(self) -> dict[str, Callable[[], None]]:
+        """Every way to write them durably, by name. What the filesystem refuses is left out."""
+        direct = {f"O_DIRECT, {n} threads": partial(self.write, n, direct=True) for n in THREADS}
+        try:
+            self.write(1, direct=True)
+        except (OSError, AttributeError):
+            direct = {}
+        return {**{f"buffered + fsync, {n} threads": partial(self.write, n) for n in THREADS}, **direct}
+
+    def write(self, threads: int, *, direct: bool = False) -> None:
+        """Write and fsync, a file for each thread."""
+        write = partial(self._write, direct=os.O_DIRECT if direct else 0)
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(self._write, *zip(*self._parts(threads), strict=True)))
+            list(pool.map(write, *zip(*self._parts(threads), strict=True)))
+
+    def reads(self) -> dict[str, Callable[[], None]]:
+        """Every way to read what the buffered writes left, by name."""
+        return {f"preadv, {n} threads": partial(self.read, n) for n in THREADS}
 
     def read(self, threads: int) -> None:
-        """What `write` of as many threads left in the page cache, into touched memory."""
+        """What `write` of as many threads left, into touched memory."""
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(self._read, *zip(*self._parts(threads), strict=True)))
 
@@ -44,8 +68,8 @@ class Limits:
         parts = self._memory.tensor_split(threads)
         return [(self._folder / f"{threads}-{i}", memoryview(part.numpy().data)) for i, part in enumerate(parts)]
 
-    def _write(self, path: Path, data: memoryview) -> None:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    def _write(self, path: Path, data: memoryview, direct: int) -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | direct, 0o600)
         try:
             done = 0
             while done < len(data):
@@ -67,6 +91,13 @@ class Limits:
             os.close(fd)
 
 
+def _aligned(size_bytes: int) -> torch.Tensor:
+    """Touched memory that `O_DIRECT` takes."""
+    raw = torch.ones(size_bytes + _ALIGNED, dtype=torch.uint8)
+    start = -raw.data_ptr() % _ALIGNED
+    return raw[start : start + size_bytes]
+
+
 def machine(folder: Path) -> dict[str, Any]:
     """What one must know to read the figures."""
     pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
@@ -80,7 +111,6 @@ def machine(folder: Path) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "torch_threads": torch.get_num_threads(),
-        "page_cache": "warm: what is loaded was written just before; nothing was dropped from the page cache",
     }
 
 

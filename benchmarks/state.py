@@ -8,17 +8,19 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-__all__ = ["Job", "local"]
+__all__ = ["LAYERS", "Job", "local"]
 
-_LAYERS, _WIDTH, _VOCAB, _CONTEXT = 12, 768, 50257, 1024  # GPT-2 124M
-_PARAMETERS = 12 * _LAYERS * _WIDTH**2 + (_VOCAB + _CONTEXT) * _WIDTH  # without the vectors, which do not count
+LAYERS, _WIDTH, _VOCAB, _CONTEXT = 12, 768, 50257, 1024  # GPT-2 124M
 _BYTES_EACH = 12  # fp32: parameter and two moments
 
 
 class Shapes(nn.Module):
-    """GPT-2's parameters at another width: as many tensors, all in the same proportions. It has no forward."""
+    """GPT-2's parameters at another width: as many tensors, all in the same proportions.
 
-    def __init__(self, width: int) -> None:
+    Its forward uses each of them as GPT-2 does, but for attention: gates stand in for it.
+    """
+
+    def __init__(self, width: int, layers: int) -> None:
         super().__init__()
         self.wte = nn.Embedding(_VOCAB * width // _WIDTH, width)
         self.wpe = nn.Embedding(_CONTEXT * width // _WIDTH, width)
@@ -33,9 +35,19 @@ class Shapes(nn.Module):
                     "down": nn.Linear(4 * width, width),
                 }
             )
-            for _ in range(_LAYERS)
+            for _ in range(layers)
         )
         self.norm = nn.LayerNorm(width)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The loss of predicting each token from itself."""
+        places = torch.arange(len(tokens)) % self.wpe.num_embeddings
+        hidden = self.wte(tokens) + self.wpe(places)
+        for block in self.blocks:
+            query, key, value = block["qkv"](block["norm_1"](hidden)).chunk(3, dim=-1)  # type: ignore[index]
+            hidden = hidden + block["proj"](torch.tanh(query) * key + value)  # type: ignore[index]
+            hidden = hidden + block["down"](nn.functional.gelu(block["up"](block["norm_2"](hidden))))  # type: ignore[index]
+        return nn.functional.cross_entropy(self.norm(hidden) @ self.wte.weight.T, tokens)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -48,13 +60,16 @@ class Job:
 
     Args:
         mb: size of parameters and moments, 10^6 bytes; 1490 is GPT-2 124M.
+        layers: blocks of the model; fewer are wider.
         sharded: whether each rank holds its rows only.
     """
 
-    def __init__(self, mb: float, *, sharded: bool = False) -> None:
-        width = max(8, 8 * round(_WIDTH * sqrt(mb * 1e6 / _BYTES_EACH / _PARAMETERS) / 8))
+    def __init__(self, mb: float, layers: int = LAYERS, *, sharded: bool = False) -> None:
+        parameters = 12 * layers * _WIDTH**2 + (_VOCAB + _CONTEXT) * _WIDTH  # without vectors, which do not count
+        width = max(8, 8 * round(_WIDTH * sqrt(mb * 1e6 / _BYTES_EACH / parameters) / 8))
         torch.manual_seed(0)
-        self.model: nn.Module = Shapes(width)
+        self.model: nn.Module = Shapes(width, layers)
+        self.vocabulary: int = self.model.wte.num_embeddings
         if sharded:
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
