@@ -224,8 +224,9 @@ def _load(
     except pickle.UnpicklingError as error:
         raise RestoreError(
             f"{storage.url}: {key!r} holds more than tensors and plain values ({contents(stream)}), and making that "
-            f"would run code of whoever wrote it. It was not made. Leave it out (exclude=, --only, --match); or register "
-            f"its type with resilio.safe_types.register; or say trust=True (--trust), which runs whatever is in it",
+            f"would run code of whoever wrote it. It was not made. Leave it out (exclude=, --only, --match); or "
+            f"register its type with resilio.safe_types.register; or say trust=True (--trust), which runs whatever is "
+            f"in it",
             key=key,
         ) from error
     except (RestoreError, IntegrityError):
