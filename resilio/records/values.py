@@ -370,8 +370,11 @@ def _from_numpy(x: Any, shape: Any) -> Any:
 def _from_dtype(x: Any, where: str, depth: int) -> Any:
     torch = _torch(where)
     found = vars(torch).get(_expect(x, str))  # getattr would import some of torch's modules by their names
+    said = f"{where}: this torch has no dtype {x[:40]!r}"
+    if found is None:
+        raise UnknownTypeError(f"{said}; take the one that saved it, or leave it out", where=where, type="torch.dtype")
     if type(found) is not torch.dtype:
-        raise UnknownTypeError(f"{where}: this torch has no dtype {x[:40]!r}", where=where, type="torch.dtype")
+        raise FormatError(said, where=where)
     return found
 
 
