@@ -18,7 +18,7 @@ import pytest
 from hostile.sources import SOURCES, WHOLE
 
 CHILD = Path(__file__).with_name("source_child.py")
-TIME_S = 200.0  # for all of them; they take about half a minute
+TIME_S = 600.0  # for all of them; they take about half a minute
 
 
 @pytest.fixture(scope="module")

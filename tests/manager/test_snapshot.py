@@ -195,11 +195,11 @@ def save_and_change(rank: int, world: int, folder: str, plant: str = "") -> None
 
 
 def test_br_18_twenty_times_everything_changes_and_every_checkpoint_is_of_its_own_moment(tmp_path: Any) -> None:
-    run_world(save_and_change, 1, str(tmp_path), init=False)
+    run_world(save_and_change, 1, str(tmp_path), init=False, timeout_s=240)
 
 
 def test_br_18_the_same_at_two_ranks(tmp_path: Any) -> None:
-    run_world(save_and_change, 2, str(tmp_path))
+    run_world(save_and_change, 2, str(tmp_path), timeout_s=240)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_br_18_the_same_at_two_ranks(tmp_path: Any) -> None:
 )
 def test_what_does_not_copy_is_caught(tmp_path: Any, plant: str, world: int) -> None:
     with pytest.raises(Exception, match=r"AssertionError: step \d+\S*(job|extras|rng)"):
-        run_world(save_and_change, world, str(tmp_path), plant, init=world > 1)
+        run_world(save_and_change, world, str(tmp_path), plant, init=world > 1, timeout_s=240)
 
 
 # -------------------------------------------------------------------------------------- tensors that are more than that
