@@ -22,6 +22,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
+@pytest.mark.full  # two minutes beside other tests, which would be the last thing that CI waits for
 def test_each_figure_has_a_line_with_its_ratio_and_what_is_behind_it(tmp_path: Path):
     done = run(*TINY, "--dir", str(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
