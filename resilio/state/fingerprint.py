@@ -48,7 +48,8 @@ def fp1(tensor: torch.Tensor, offsets: Sequence[int] | None = None, *, compiled:
         tensor, offsets = tensor.reshape(1), None
     starts = tuple(offsets) if offsets is not None else (0,) * tensor.dim()
     if compiled is None:
-        compiled = tensor.nbytes >= _COMPILED
+        # Once it is there it is faster for the smallest as well.
+        compiled = tensor.nbytes >= _COMPILED or kernel.cache_info().currsize > 0
     sums = torch.zeros(2, dtype=torch.int64, device=tensor.device)
     # Slowest dim first: any dense layout is contiguous then.
     strides = tensor.stride()
