@@ -50,12 +50,17 @@ def fp1(tensor: torch.Tensor, offsets: Sequence[int] | None = None, *, compiled:
     if compiled is None:
         # Once it is there it is faster for the smallest as well.
         compiled = tensor.nbytes >= _COMPILED or kernel.cache_info().currsize > 0
+    loop = kernel() if compiled and tensor.device.type == "cpu" else None
     sums = torch.zeros(2, dtype=torch.int64, device=tensor.device)
+    if loop is not None and tensor.numel() <= _CACHED and _lies_plainly(tensor):
+        with torch.no_grad():
+            loop.add(_words(tensor.unsqueeze(0)), _columns(starts, tensor.shape, tensor.dtype), _one(), sums)
+        first, second = sums.tolist()
+        return first & _MASK, second & _MASK
     # Slowest dim first: any dense layout is contiguous then.
     strides = tensor.stride()
     dims = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
     with torch.no_grad():
-        loop = kernel() if compiled and tensor.device.type == "cpu" else None
         _add(tensor.permute(dims), dims, [starts[dim] for dim in dims], sums, loop)
     first, second = sums.tolist()
     return first & _MASK, second & _MASK
@@ -146,6 +151,21 @@ def _product(dims: Sequence[tuple[int, int, int]], device: torch.device, loop: K
     for dim, start, size in dims:
         found = (found[:, :, None] * _weights(dim, start, size, device, loop)[:, None, :]).reshape(2, -1)
     return found.contiguous()
+
+
+@lru_cache(maxsize=256)
+def _columns(starts: tuple[int, ...], shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """The weights of all words of a small tensor: many of a model have one shape."""
+    dims = [*zip(range(len(shape)), starts, shape, strict=True)]
+    dims += [(len(shape) + i, 0, size) for i, size in enumerate(_extras(dtype))]
+    with torch.inference_mode(False):
+        return _product(dims, torch.device("cpu"), None)
+
+
+@lru_cache(maxsize=1)
+def _one() -> torch.Tensor:
+    with torch.inference_mode(False):
+        return _ones(torch.device("cpu"))
 
 
 def _ones(device: torch.device) -> torch.Tensor:
