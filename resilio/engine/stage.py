@@ -102,6 +102,10 @@ class Stager(AsyncStager):
             threading.Thread(target=copy, name="resilio-stage").start()
         except RuntimeError:  # no thread to be had
             copy()
+        except BaseException:  # a Ctrl-C: the save is off, and whether the thread runs is not known
+            self._buffers = {}  # it may write to these
+            ended.set()  # no optimizer may wait for ever
+            raise
         return done
 
     def wait(self) -> None:
@@ -109,7 +113,6 @@ class Stager(AsyncStager):
         copying = self._copying
         if copying is not None:
             copying.wait()
-            self._copying = None
 
     def _copies(self, state_dict: dict[str, Any], late: _Late) -> dict[str, Any]:
         staged: dict[str, Any] = {}
@@ -236,7 +239,7 @@ def _waiter(stager: Stager) -> Callable[..., None]:
 
     def wait(*_: Any) -> None:
         found = known()
-        if found is not None and found._copying is not None:
+        if found is not None:
             found.wait()
 
     return wait

@@ -107,7 +107,7 @@ def assert_saved(url: Any, want: Any, make: Callable[[Any], torch.optim.Optimize
 
 
 def in_thread(act: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=act)
+    thread = threading.Thread(target=act, daemon=True)
     thread.start()
     return thread
 
@@ -211,6 +211,30 @@ def test_what_something_else_changes_under_the_copy_fails_the_save_by_name(
         assert ckpt.checkpoints() == []
         ckpt.save(3)
     assert [info.step for info in ckpt.checkpoints()] == [3]
+
+
+def test_a_ctrl_c_that_keeps_the_copy_from_beginning_leaves_no_optimizer_waiting(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    model, optimizer = trained()
+    start = threading.Thread.start
+
+    def interrupted(self: threading.Thread) -> None:
+        if self.name == "resilio-stage":
+            raise KeyboardInterrupt
+        start(self)
+
+    with CheckpointManager(tmp_path, {"model": model, "optimizer": optimizer}) as ckpt:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(threading.Thread, "start", interrupted)
+            ckpt.save(1)
+        grads(model)
+        stepping = in_thread(optimizer.step)
+        stepping.join(60)
+        assert not stepping.is_alive()
+        want = look(model, optimizer)
+        ckpt.save(2).result()
+    assert_saved(tmp_path, want)
 
 
 def test_stage_block_copies_all_before_save_returns(tmp_path: Any) -> None:
