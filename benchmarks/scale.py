@@ -66,7 +66,7 @@ def planning(_rank: int, _world: int, options: Options, _folder: Path) -> list[F
     gc.enable()
     dcp_bytes = len(pickle.dumps(metadata.state_dict_metadata))
     del metadata, plans
-    # Measured linear in the ranks: from 64 to 1,024 of 1,000 tensors each.
+    # Scaled as if linear in the ranks: loaded runs from 64 to 1,024 grew faster than that.
     before, after = (
         median(times.wall[f"{number}{_LOCAL}"]) + times.wall[f"{number}{_GLOBAL}"][0] * ranks / some
         for number in ("first", "second")
