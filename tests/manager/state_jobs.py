@@ -13,7 +13,8 @@ from torch import nn
 from workload import assert_same, rng
 
 from resilio import CheckpointManager
-from resilio.errors import RestoreError
+from resilio.errors import ResilioError, RestoreError
+from resilio.storage import LocalStorage
 
 
 @dataclass
@@ -110,3 +111,16 @@ def net(dtype: torch.dtype = torch.float32) -> nn.Sequential:
 
 def loss_of(model: nn.Module, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return model(torch.randn(4, 5).to(dtype)).float().square().mean()
+
+
+class Unreadable(LocalStorage):
+    """A store in which this host may not, or at the moment cannot, read one object of one checkpoint."""
+
+    def __init__(self, root: str, error: type[ResilioError]) -> None:
+        super().__init__(root)
+        self._error = error
+
+    def read_into(self, key: str, ranges: Any) -> None:
+        if key.startswith("step-000000002") and key.endswith(".distcp"):
+            raise self._error(f"{key}: as planned")
+        super().read_into(key, ranges)

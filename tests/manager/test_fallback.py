@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from manager.state_jobs import Unreadable
 from records.fake_store import edited
 from workload import assert_same, build, rng, snapshot
 
@@ -240,19 +241,6 @@ def test_state_that_does_not_fit_is_no_damage(tmp_path):
     saved_steps(url, (1, 2))
     with CheckpointManager(url, {"model": torch.nn.Linear(2, 2)}) as ckpt, pytest.raises(MismatchError):
         ckpt.restore()
-
-
-class Unreadable(LocalStorage):
-    """A store in which this host may not, or at the moment cannot, read one object of one checkpoint."""
-
-    def __init__(self, root: str, error: type[ResilioError]) -> None:
-        super().__init__(root)
-        self._error = error
-
-    def read_into(self, key: str, ranges: Any) -> None:
-        if key.startswith("step-000000002") and key.endswith(".distcp"):
-            raise self._error(f"{key}: as planned")
-        super().read_into(key, ranges)
 
 
 def one_rank_cannot_read(rank: int, world: int, root: str, error: type[ResilioError]) -> tuple[int, list[str]]:

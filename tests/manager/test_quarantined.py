@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from manager.state_jobs import Unreadable
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -128,21 +129,8 @@ def test_if_nothing_is_intact_it_is_an_error_and_nothing_is_written_or_changed(t
     assert contents(tmp_path) == before  # a mount or permissions may be the cause
 
 
-class OneRank(LocalStorage):
-    """The store as one rank sees it, which cannot read the data of step 2."""
-
-    def __init__(self, root: str, error: type[ResilioError]) -> None:
-        super().__init__(root)
-        self._error = error
-
-    def read_into(self, key: str, ranges: Any) -> None:
-        if key.startswith("step-000000002") and key.endswith(".distcp"):
-            raise self._error(f"{key}: as planned")
-        super().read_into(key, ranges)
-
-
 def one_cannot(rank: int, world: int, root: str, error: type[ResilioError]) -> tuple[int, list[str]]:
-    storage = OneRank(root, error) if rank == 1 else LocalStorage(root)
+    storage = Unreadable(root, error) if rank == 1 else LocalStorage(root)
     with CheckpointManager(storage, state_of(rank, world, -1.0)[0]) as ckpt:
         report = ckpt.restore()
     return report.step, [str(one) for one in report.passed_over]
