@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import xxhash
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
@@ -26,11 +25,11 @@ from ..state.flat_shard import FlatShard
 from . import dcp
 from .structure import Spec, Structure, hash_of, local_tensor
 
-__all__ = ["FAILED", "ITEM_COST", "LocalPlan", "Planner", "size_bytes"]
+__all__ = ["FAILED", "LocalPlan", "Planner", "size_bytes", "spread"]
 
 FAILED = "\0failed"  # a key no state can have, in what was staged: staging failed, and the value is the error
 
-ITEM_COST = 1 << 16  # bytes that are written in the time that an item costs besides its bytes
+_ITEM_COST = 1 << 16  # bytes that are written in the time that an item costs besides its bytes
 
 _log = logging.getLogger("resilio")
 
@@ -220,20 +219,28 @@ def _compare(evidence: list[Evidence]) -> None:
 
 
 def _shared_out(plans: list[SavePlan]) -> list[SavePlan]:
-    """Each item on one of the ranks that have it: the largest first, on the one that has least to write so far."""
+    """Each item on one of the ranks that have it."""
     holders: dict[MetadataIndex, list[int]] = {}
-    sizes: dict[MetadataIndex, int] = {}
+    items: dict[MetadataIndex, WriteItem] = {}
     for rank, plan in enumerate(plans):
         for item in plan.items:
             holders.setdefault(item.index, []).append(rank)
-            sizes[item.index] = size_bytes(item)
-    loads = [0] * len(plans)
-    writer: dict[MetadataIndex, int] = {}
-    # Who alone has something writes it: that is the load which the others are measured by.
-    for index in sorted(holders, key=lambda index: (len(holders[index]) > 1, -sizes[index])):
-        writer[index] = min(holders[index], key=lambda rank: (loads[rank], rank))
-        loads[writer[index]] += sizes[index] + ITEM_COST
+            items[item.index] = item
+    writer = spread(items, holders, len(plans))
     return [SavePlan([item for item in plan.items if writer[item.index] == rank]) for rank, plan in enumerate(plans)]
+
+
+def spread(
+    items: Mapping[MetadataIndex, WriteItem], places: Mapping[MetadataIndex, Sequence[int]], count: int
+) -> dict[MetadataIndex, int]:
+    """For each item one of its `places`, of `count` in all: the largest first, where least is to be written so far."""
+    loads = [0] * count
+    found: dict[MetadataIndex, int] = {}
+    # What has a single place goes there: that is the load which the others are measured by.
+    for index in sorted(items, key=lambda index: (len(places[index]) > 1, -size_bytes(items[index]))):
+        found[index] = min(places[index], key=lambda place: (loads[place], place))
+        loads[found[index]] += size_bytes(items[index]) + _ITEM_COST
+    return found
 
 
 def size_bytes(item: WriteItem) -> int:
@@ -244,4 +251,4 @@ def size_bytes(item: WriteItem) -> int:
 
 def _content_hash(tensor: torch.Tensor) -> str:
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
-    return xxhash.xxh3_64_hexdigest(flat.view(torch.uint8).numpy().data) if flat.numel() else ""
+    return hash_of(flat.view(torch.uint8).numpy().data) if flat.numel() else ""

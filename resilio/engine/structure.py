@@ -17,6 +17,7 @@ from ..records.manifest import ITEMSIZE
 from ..records.values import canonical_bytes, encode_value
 from ..state.flat import FlatState, Ref, rank_prefix
 from ..state.flat_shard import FlatShard
+from ..state.tensors import memory_order
 from . import dcp
 
 __all__ = ["Spec", "Structure", "hash_of", "local_tensor"]
@@ -78,7 +79,12 @@ class Structure:
         specs: dict[str, Spec] = {}
         buffers: list[str] = []
         for key, tensor in flat.tensors.items():
-            spec = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), _memory_order(tensor))
+            order = memory_order(tensor)
+            spec = (
+                str(tensor.dtype).removeprefix("torch."),
+                list(tensor.shape),
+                None if order is None else list(order),
+            )
             if spec[0] not in ITEMSIZE:
                 raise CaptureError(f"{key} has the dtype {spec[0]}, which the format does not know", key=key)
             specs[key] = spec
@@ -116,7 +122,7 @@ class Structure:
         return same and _facts(flat) == self._facts
 
 
-def hash_of(data: bytes) -> str:
+def hash_of(data: bytes | memoryview) -> str:
     """Of what ranks compare with each other."""
     return xxhash.xxh3_64_hexdigest(data)
 
@@ -154,22 +160,6 @@ def _may_be_late(flat: FlatState, key: str, trained: frozenset[str]) -> bool:
         return False
     own = kind == "optimizer" or (kind == "parameter" and key in trained)
     return own and local_tensor(tensor).nbytes >= _EARLY
-
-
-def _memory_order(tensor: torch.Tensor) -> list[int] | None:
-    """The dims of this rank's part of a dense tensor from slowest to fastest where that is not row-major, else None.
-
-    Only layouts that a permutation of dims explains count (channels_last, a transposed weight); expanded or padded ones
-    are saved as row-major.
-    """
-    if isinstance(tensor, FlatShard):
-        return None if tensor.order is None else list(tensor.order)
-    tensor = local_tensor(tensor)
-    if tensor.dim() < 2 or tensor.is_contiguous():
-        return None
-    strides = tensor.stride()
-    order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
-    return order if tensor.permute(order).is_contiguous() else None
 
 
 def _holds_data(item: WriteItem) -> bool:

@@ -23,7 +23,7 @@ from . import dcp, health, trained
 from .data_object import Task, Written, write_object
 from .health import NOT_COUNTED, Health
 from .parallel import in_parallel
-from .plan import ITEM_COST, LocalPlan, size_bytes
+from .plan import LocalPlan, size_bytes, spread
 from .trained import UNKNOWN, Trained
 
 __all__ = ["AttemptWriter", "Root"]
@@ -194,11 +194,9 @@ class AttemptWriter(StorageWriter):
         total = sum(map(size_bytes, plan.items))
         count = max(1, min(_OBJECTS, os.cpu_count() or 1, total // _WORTH_ONE))
         tasks = [Task(keys.data_name(self._rank, number)) for number in range(count)]
-        place: dict[MetadataIndex, int] = {}
-        loads = [0] * count
-        for item in sorted(plan.items, key=size_bytes, reverse=True):  # the largest first, where least is yet
-            number = place[item.index] = loads.index(min(loads))
-            loads[number] += size_bytes(item) + ITEM_COST
+        place = spread(
+            {item.index: item for item in plan.items}, {item.index: range(count) for item in plan.items}, count
+        )
         for item in plan.items:
             number = place[item.index]
             tasks[number].items.append(item)

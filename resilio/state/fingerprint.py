@@ -52,16 +52,14 @@ def fp1(tensor: torch.Tensor, offsets: Sequence[int] | None = None, *, compiled:
         compiled = tensor.nbytes >= _COMPILED or kernel.cache_info().currsize > 0
     loop = kernel() if compiled and tensor.device.type == "cpu" else None
     sums = torch.zeros(2, dtype=torch.int64, device=tensor.device)
-    if loop is not None and tensor.numel() <= _CACHED and _lies_plainly(tensor):
-        with torch.no_grad():
-            loop.add(_words(tensor.unsqueeze(0)), _columns(starts, tensor.shape, tensor.dtype), _one(), sums)
-        first, second = sums.tolist()
-        return first & _MASK, second & _MASK
-    # Slowest dim first: any dense layout is contiguous then.
-    strides = tensor.stride()
-    dims = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
     with torch.no_grad():
-        _add(tensor.permute(dims), dims, [starts[dim] for dim in dims], sums, loop)
+        if loop is not None and tensor.numel() <= _CACHED and _lies_plainly(tensor):
+            loop.add(_words(tensor.unsqueeze(0)), _columns(starts, tensor.shape, tensor.dtype), _one(), sums)
+        else:
+            # Slowest dim first: any dense layout is contiguous then.
+            strides = tensor.stride()
+            dims = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
+            _add(tensor.permute(dims), dims, [starts[dim] for dim in dims], sums, loop)
     first, second = sums.tolist()
     return first & _MASK, second & _MASK
 
