@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the bottom up. A room imports from the rows below its own; the bottom row's modules also from each other.
 LAYERS = (
-    ("errors", "types", "events", "clock", "failpoints", "registry", "safe_types"),
+    ("errors", "types", "events", "clock", "failpoints", "native", "registry", "safe_types"),
     ("storage", "policies"),
     ("records",),
     ("ranks", "state"),

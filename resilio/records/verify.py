@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +22,7 @@ from .sampling import UNIT_LIMIT, Coverage, Sample, Unit, pieces_by_object, samp
 
 __all__ = ["Verification", "examine_checkpoint", "verify_checkpoint"]
 
+_LOCAL_THREADS = 4  # more gain nothing where the memory is the limit
 _LOCAL_UNIT = 64 * BLOCK_SIZE  # the fastest of 1, 2, 4 and 8 MiB
 
 Progress = Callable[[int, int], None]
@@ -142,10 +144,10 @@ class _Verifier:
                 self.chosen.setdefault(unit.key, []).append(unit)
         self.total = sum(map(self._to_read, manifest.objects))
         self.digests: dict[str, bytes] = {}  # only those that are whole themselves
-        # Threads only read; comparing is left to one, since threads that digest take turns at the interpreter, which
-        # made it twice as slow. A local disk is read ahead by the kernel: another thread would only cost.
+        # Of a local disk the kernel reads ahead: a thread pays where it compares as well, and does so in C.
         local = storage.capabilities.local_path is not None
-        self.threads = 0 if local else readers(storage.capabilities.concurrency)
+        cores = min(len(os.sched_getaffinity(0)), _LOCAL_THREADS)
+        self.threads = (cores if cores > 1 else 0) if local else readers(storage.capabilities.concurrency)
         self.limit = _LOCAL_UNIT if local else UNIT_LIMIT
         largest = max((one.size_bytes for one in manifest.objects.values()), default=0)
         self.buffer_bytes = max([min(largest, self.limit), *(unit.end - unit.start for unit in chosen or ())])
@@ -191,11 +193,10 @@ class _Verifier:
         digester = digester_for(expected, key)
         bad: dict[tuple[str, int], list[int]] = {}  # (tensor, where its piece begins) -> blocks
         try:
-            for unit, buffer in in_order(units, self._read, self.threads):
+            for unit, buffer, found in in_order(units, self._look, self.threads):
                 if whole:
                     for chunk in _outside(unit, buffer) if rest else (buffer[: unit.end - unit.start],):
                         digester.update(chunk)
-                found = list(self._compare(unit, buffer))
                 self.buffers.append(buffer)
                 self.judged += sum(part.size_bytes for part in unit.parts if part.placed.digests_key in self.digests)
                 for name, at, blocks in found:
@@ -213,13 +214,13 @@ class _Verifier:
             what = f"{subject} is {digester.text()}, saved was {expected}"
             yield Damage(key, what + ("; the difference lies outside of all tensors" if known and not rest else ""))
 
-    def _read(self, unit: Unit) -> tuple[Unit, memoryview]:
+    def _look(self, unit: Unit) -> tuple[Unit, memoryview, list[tuple[str, int, list[int]]]]:
         try:
             buffer = self.buffers.pop()
         except IndexError:
             buffer = memoryview(bytearray(self.buffer_bytes))
         self.storage.read_into(unit.key, [(unit.start, buffer[: unit.end - unit.start])])
-        return unit, buffer
+        return unit, buffer, list(self._compare(unit, buffer))
 
     def _compare(self, unit: Unit, buffer: memoryview) -> Iterator[tuple[str, int, list[int]]]:
         """Tensor, where its piece begins, and which of its blocks are bad."""

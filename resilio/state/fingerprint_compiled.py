@@ -1,27 +1,20 @@
 """The inner loop of fingerprints in C, where there is a compiler. Several times the speed of plain torch on a CPU.
 
-It is compiled once per process, when the first large tensor comes, for the machine that it runs on; so nothing is
-shipped or kept. Whatever goes wrong on the way leaves the plain way, which has the same result.
+It is compiled when the first large tensor comes, see `resilio.native`. Whatever goes wrong on the way leaves the plain
+way, which has the same result.
 """
 
 from __future__ import annotations
 
 import ctypes
-import logging
-import os
-import shutil
-import subprocess
-import tempfile
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["Kernel", "kernel"]
+from ..native import compiled
 
-_log = logging.getLogger("resilio")
-_TIMEOUT_S = 60.0
+__all__ = ["Kernel", "kernel"]
 
 # Columns are taken in blocks, so that their weights stay in the first-level cache over all rows. Weights that are used
 # once are made where they are: a table of them would be larger than the tensor.
@@ -126,33 +119,7 @@ class Kernel:
 def kernel() -> Kernel | None:
     """The compiled loop, or None where there is none to be had. Never raises an `Exception`.
 
-    Blocks: for some tenths of a second, the first time.
+    Blocks: for some tenths of a second, the first time on a machine.
     """
-    try:
-        compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), None)
-        if compiler is None:
-            _log.debug("no C compiler: fingerprints are computed in plain torch")
-            return None
-        with tempfile.TemporaryDirectory(prefix="resilio-fp1-") as folder:
-            source, built = Path(folder) / "fp1.c", Path(folder) / "fp1.so"
-            source.write_text(_SOURCE)
-            command = [compiler, "-O3", "-shared", "-fPIC", "-o", str(built), str(source)]
-            try:
-                _run([*command, "-march=native"])
-            except subprocess.CalledProcessError:  # not every compiler knows its machine
-                _run(command)
-            return Kernel(ctypes.CDLL(str(built)))  # stays loaded when the file is gone
-    except Exception as error:  # noqa: BLE001  the plain way is there
-        _log.debug("fingerprints are computed in plain torch: %s: %s", type(error).__name__, error)
-        return None
-
-
-def _run(command: list[str]) -> None:
-    subprocess.run(
-        command,
-        check=True,
-        timeout=_TIMEOUT_S,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    library = compiled("fp1", _SOURCE)
+    return None if library is None else Kernel(library)

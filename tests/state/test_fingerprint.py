@@ -139,11 +139,12 @@ def test_the_compiled_loop_gives_what_plain_torch_gives_on_large_tensors():
         assert fp1(tensor, compiled=True) == fp1(tensor, compiled=False), shape
 
 
-def test_without_a_compiler_the_plain_way_is_taken(monkeypatch, caplog):
+def test_without_a_compiler_the_plain_way_is_taken(monkeypatch, caplog, tmp_path):
     tensor = random_bits((40, 30), torch.float32, 6)
     expected = fp1(tensor, compiled=False)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where none is kept
     monkeypatch.setattr(fingerprint, "kernel", fingerprint_compiled.kernel.__wrapped__)
     with caplog.at_level(logging.DEBUG, "resilio"):
         assert fp1(tensor, compiled=True) == expected
