@@ -79,7 +79,8 @@ class Loader(LoadPlanner):
         else:
             tensor = local_tensor(whole)
         for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
-            tensor = tensor.narrow(dim, start, length)
+            if length != tensor.shape[dim]:
+                tensor = tensor.narrow(dim, start, length)
         return tensor
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
 from ..errors import IntegrityError, NotFoundError
 from ..ranks import Ranks
-from ..records.boxes import SPAN_LIMIT, Box, Span, split
+from ..records.boxes import SPAN_LIMIT, Box, Run, Span, cut, split
 from ..records.digests import BLOCK_SIZE, DIGEST_SIZE, bad_blocks, block_count
 from ..records.manifest import LoadedManifest, PlacedPiece
 from ..records.problems import bad_blocks_of, joined
@@ -88,26 +88,30 @@ class CheckpointReader(ParallelReader):
             yield partial(self._fetch, batch)
 
     def _reads(self, item: ReadItem, planner: LoadPlanner) -> list[_Read]:
-        tensor = self._manifest.tensors[item.storage_index.fqn]
+        name = item.storage_index.fqn
         assert item.storage_index.index is not None
-        piece = tensor.pieces[item.storage_index.index]
+        piece = self._manifest.tensors[name].pieces[item.storage_index.index]
         target = planner.resolve_tensor(item)
         if target.numel() == 0:
             return []
-        sizes = tuple(piece.piece.sizes)
-        box = Box(sizes, tuple(item.storage_offsets), tuple(item.lengths), target.element_size())
-        return [self._read(piece, span, _narrow(target, span), item.storage_index.fqn) for span in split(box)]
-
-    def _read(self, piece: PlacedPiece, span: Span, target: torch.Tensor, name: str) -> _Read:
-        in_place = span.box.one_run and target.is_contiguous() and target.device.type == "cpu"
-        way = self._in_place if in_place else self._picked
-        return _Read(
-            piece,
-            piece.piece.at + span.start,
-            span.end - span.start,
-            span.box.size_bytes,
-            partial(way, piece, span, target, name),
-        )
+        box = Box(tuple(piece.piece.sizes), tuple(item.storage_offsets), tuple(item.lengths), target.element_size())
+        at = piece.piece.at
+        if box.one_run and target.is_contiguous() and target.device.type == "cpu":
+            live, begin = _bytes_of(target), box.first
+            return [
+                _Read(
+                    *(piece, at + run.start, run.end - run.start, run.stop - run.first),
+                    partial(self._in_place, piece, run, live[run.first - begin : run.stop - begin], name),
+                )
+                for run in cut(box)
+            ]
+        return [
+            _Read(
+                *(piece, at + span.start, span.end - span.start, span.box.size_bytes),
+                partial(self._picked, piece, span, _narrow(target, span), name),
+            )
+            for span in split(box)
+        ]
 
     def _fetch(self, batch: list[_Read]) -> None:
         """Read spans of one object in one request, then check and place each."""
@@ -142,11 +146,10 @@ class CheckpointReader(ParallelReader):
         return [(piece.piece.at + span.start, _bytes_of(buffer))], place
 
     def _in_place(
-        self, piece: PlacedPiece, span: Span, target: torch.Tensor, name: str
+        self, piece: PlacedPiece, span: Run, live: memoryview, name: str
     ) -> tuple[list[tuple[int, memoryview]], Callable[[], None]]:
-        """Whole blocks straight into `target`; a partial one at either end through a buffer of its own."""
-        at, live = piece.piece.at, _bytes_of(target)
-        first, end = span.box.first, span.box.end
+        """Whole blocks straight into `live`; a partial one at either end through a buffer of its own."""
+        at, first, end = piece.piece.at, span.first, span.stop
         body_start = span.start if first == span.start else min(span.start + BLOCK_SIZE, span.end)
         body_end = span.end if end == span.end else end // BLOCK_SIZE * BLOCK_SIZE
         if body_start >= body_end:  # no whole block is wanted

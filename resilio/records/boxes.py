@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from .digests import BLOCK_SIZE
 
-__all__ = ["SPAN_LIMIT", "Box", "Span", "split"]
+__all__ = ["SPAN_LIMIT", "Box", "Run", "Span", "cut", "split"]
 
 # Large enough that a request's fixed cost vanishes, small enough that several are in flight and bounded memory holds.
 SPAN_LIMIT = 8 * 1024 * 1024
@@ -34,17 +35,17 @@ class Box:
     lengths: tuple[int, ...]
     itemsize: int
 
-    @property
+    @cached_property
     def strides(self) -> tuple[int, ...]:
         """Elements between neighbours, per dim, in the whole piece."""
         return tuple(prod(self.sizes[dim + 1 :]) for dim in range(len(self.sizes)))
 
-    @property
+    @cached_property
     def first(self) -> int:
         """Byte offset of the first element in the piece."""
         return self.itemsize * sum(o * s for o, s in zip(self.offsets, self.strides, strict=True))
 
-    @property
+    @cached_property
     def end(self) -> int:
         """Byte offset behind the last element in the piece."""
         last = sum((o + n - 1) * s for o, n, s in zip(self.offsets, self.lengths, self.strides, strict=True))
@@ -85,6 +86,32 @@ class Span:
     def first_block(self) -> int:
         """Index of the first block, within the piece."""
         return self.start // BLOCK_SIZE
+
+
+@dataclass(frozen=True)
+class Run:
+    """One read: bytes `start` … `end` of the piece, as of a `Span`, for its bytes `first` … `stop`, side by side."""
+
+    start: int
+    end: int
+    first: int
+    stop: int
+
+
+def cut(box: Box, limit: int = SPAN_LIMIT) -> Iterator[Run]:
+    """The reads that fetch `box`, whose elements lie side by side: see `Box.one_run`.
+
+    Args:
+        box: with at least one element.
+        limit: bytes per read, whole blocks.
+    """
+    piece_bytes = box.itemsize * prod(box.sizes)
+    first = box.first
+    while first < box.end:
+        start = first // BLOCK_SIZE * BLOCK_SIZE
+        stop = min(start + limit, box.end)
+        yield Run(start, min(-(-stop // BLOCK_SIZE) * BLOCK_SIZE, piece_bytes), first, stop)
+        first = stop
 
 
 def split(box: Box, limit: int = SPAN_LIMIT) -> Iterator[Span]:

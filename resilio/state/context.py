@@ -11,11 +11,11 @@ from .flat import Outcome, Ref, SavedState
 from .names import Slot
 from .plan import RestorePlan
 from .saved import Problems, Rename, SavedView, Selection, mismatch
-from .tensors import SHARE, expanded, fits, local, put, refusal, same_bytes
+from .tensors import SHARE, expanded, fits, local, refusal, same_bytes
 from .training_state import Part, TrainingState
 from .tree import refs
 
-__all__ = ["Context", "copy_all"]
+__all__ = ["Context"]
 
 
 class Context:
@@ -134,12 +134,6 @@ class Context:
             if spec is not None:
                 like = value if isinstance(value, torch.Tensor) and refusal(value) is None else None
                 self.saved.want(key, like, order=spec.order)
-
-
-def copy_all(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Write each second tensor into the first, in place."""
-    for live, scratch in pairs:
-        put(live, scratch)
 
 
 def _must_fit(key: str, live: torch.Tensor, saved: torch.Tensor) -> None:

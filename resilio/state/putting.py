@@ -9,18 +9,27 @@ import torch
 
 from .tensors import put, same_layout
 
-__all__ = ["in_kind", "into_live", "put_entry", "saved_copy"]
+__all__ = ["Pairs", "in_kind", "into_live", "put_entry", "saved_copy"]
 
 
-def into_live(live: Any, saved: Any) -> Any:
-    """What to put where `live` stands so that it holds `saved`: a live tensor is written in place if that is exact."""
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def into_live(live: Any, saved: Any, later: Pairs | None = None) -> Any:
+    """What to put where `live` stands so that it holds `saved`: a live tensor is written in place if that is exact.
+
+    Or noted in `later`, for `put_all`.
+    """
     if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor) and same_layout(live, saved):
-        put(live, saved)
+        if later is None:
+            put(live, saved)
+        else:
+            later.append((live, saved))
         return live
     if type(live) is dict and isinstance(saved, dict):
-        return type(saved)((k, into_live(live.get(k), v)) for k, v in saved.items())
+        return type(saved)((k, into_live(live.get(k), v, later)) for k, v in saved.items())
     if type(live) in (list, tuple) and type(saved) is type(live) and len(live) == len(saved):
-        return type(saved)(into_live(a, b) for a, b in zip(live, saved, strict=True))
+        return type(saved)(into_live(a, b, later) for a, b in zip(live, saved, strict=True))
     return saved
 
 
@@ -35,11 +44,13 @@ def saved_copy(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def put_entry(state: Any, key: Any, new: Any) -> None:
-    """Put `new` into `state[key]`; a dict there keeps its identity, and its tensors where that is exact."""
+def put_entry(state: Any, key: Any, new: Any, later: Pairs) -> None:
+    """Put `new` into `state[key]`; a dict there keeps its identity, and its tensors where that is exact: see `later`
+    of `into_live`.
+    """
     live = state.get(key)
     if isinstance(live, dict) and isinstance(new, dict):
-        merged = into_live(dict(live), new)
+        merged = into_live(dict(live), new, later)
         live.clear()
         live.update(merged)
     else:

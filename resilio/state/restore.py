@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import CaptureError, ConfigError
-from .context import Context, copy_all
+from .context import Context
 from .flat import Outcome, SavedState
 from .model import ModuleView
 from .plan import Own, RestorePlan
@@ -16,6 +16,7 @@ from .restore_extras import ExtrasPlanner
 from .restore_optimizer import OptimizerPlan
 from .rng import derive_rng, restore_rng
 from .saved import Rename, Selection, mismatch
+from .tensors import put_all
 from .training_state import Part, TrainingState, module_prefix
 
 __all__ = ["RestorePlan", "plan_restore"]
@@ -153,7 +154,7 @@ class _Planner:
                     lambda: view.load({name: self.ctx.saved.value(node) for name, node in own.items()}),
                 )
             )
-        self.ctx.result.stock += [(part.name, lambda: copy_all(copies)), (part.name, view.written)]
+        self.ctx.result.stock += [(part.name, lambda: put_all(copies)), (part.name, view.written)]
         if not copies and not own and found:
             self.ctx.outcome(part.name, "stayed live", "not asked for" if skipped else "not in the checkpoint")
         else:

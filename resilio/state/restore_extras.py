@@ -11,12 +11,13 @@ import torch
 
 from ..records.values import canonical_bytes, encode_value
 from .compare import same_nested
-from .context import Context, copy_all
+from .context import Context
 from .extras import PerRank
 from .flat import Ref
 from .plan import Own, Step
 from .putting import into_live
 from .restore_optimizer import OptimizerPlan
+from .tensors import put_all
 from .training_state import Part
 from .tree import refs, state_of
 
@@ -201,7 +202,7 @@ class ExtrasPlanner:
         if isinstance(live, torch.Tensor):
             scratch = self.ctx.tensor(part.name, node, None, live)
             if scratch is not None:
-                self.ctx.result.stock.append((part.name, lambda: copy_all([(live, scratch)])))
+                self.ctx.result.stock.append((part.name, lambda: put_all([(live, scratch)])))
             return
         self.ctx.want_all(node, live)
         shape = None if isinstance(node, Ref) else type(node)
@@ -224,7 +225,7 @@ class ExtrasPlanner:
     def _put_plain(self, part: Part, new: Any) -> None:
         live = part.value
         if isinstance(live, torch.Tensor):
-            copy_all([(live, new)])
+            put_all([(live, new)])
         elif isinstance(live, np.ndarray):
             live[...] = new
         elif isinstance(live, dict):

@@ -15,9 +15,9 @@ from .flat import Ref, TensorSpec
 from .flat_shard import FlatShard
 from .fsdp1_optimizer import FlatOptimizer
 from .optimizer import PREFERENCES, OptimizerView, named_form, numbered_form
-from .putting import in_kind, into_live, put_entry, saved_copy
+from .putting import Pairs, in_kind, into_live, put_entry, saved_copy
 from .saved import Problems, SavedView, mismatch
-from .tensors import local, memory_order
+from .tensors import local, memory_order, put_all
 from .tree import refs
 
 __all__ = ["OptimizerPlan"]
@@ -313,9 +313,11 @@ class OptimizerPlan:
     def assign(self) -> None:
         """Put state and groups in place; dicts and tensors that fit keep their identity."""
         optimizer = self.view.shown
+        pairs: Pairs = []
         for name, tree in self._state.items():
             key = self.view.parameters.get(name, name) if isinstance(name, str) else name
-            put_entry(optimizer.state, key, self._saved.value(tree))
+            put_entry(optimizer.state, key, self._saved.value(tree), pairs)
+        put_all(pairs)
         for name in self._absent:
             optimizer.state.pop(self.view.parameters[name], None)
         for live, tree in zip(optimizer.param_groups, self._groups, strict=True):

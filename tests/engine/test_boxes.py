@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import prod
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from resilio.records.boxes import Box, split
+from resilio.records.boxes import Box, cut, split
 from resilio.records.digests import BLOCK_SIZE
 
 
@@ -58,3 +58,18 @@ def test_columns_of_long_rows_are_read_one_by_one_and_of_short_rows_together():
     assert sum(s.end - s.start for s in split(long_rows)) <= 8 * 2 * BLOCK_SIZE
     short_rows = Box((256, 1024), (0, 256), (256, 256), 4)
     assert len(list(split(short_rows))) == 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(boxes(), st.sampled_from([BLOCK_SIZE, 4 * BLOCK_SIZE, 1 << 23]))
+def test_bytes_side_by_side_are_cut_into_whole_blocks_without_a_gap(box, limit):
+    assume(box.one_run)
+    piece_bytes = prod(box.sizes) * box.itemsize
+    at = box.first
+    for run in cut(box, limit):
+        assert run.first == at < run.stop
+        assert run.start % BLOCK_SIZE == 0 and run.start <= run.first < run.start + BLOCK_SIZE
+        assert run.end == min(-(-run.stop // BLOCK_SIZE) * BLOCK_SIZE, piece_bytes)
+        assert run.end - run.start <= limit
+        at = run.stop
+    assert at == box.end
