@@ -61,7 +61,7 @@ def planning(_rank: int, _world: int, options: Options, _folder: Path) -> list[F
     gc.disable()  # items that do not die: collecting them would measure the simulation
     plans = [_plan_of(first, rank, some) for rank in range(some)]
     for number in ("first", "second"):
-        planner = Planner(first, 0, some, lambda failure: None)
+        planner = Planner(first, 0, some, number, lambda failure: None)
         _, metadata = times.time(f"{number}{_GLOBAL}", partial(planner.create_global_plan, plans))
     gc.enable()
     dcp_bytes = len(pickle.dumps(metadata.state_dict_metadata))

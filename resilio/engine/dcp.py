@@ -9,6 +9,7 @@ import pickle
 import warnings
 from collections.abc import Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -135,36 +136,51 @@ def global_plan(plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
 
 def finish_metadata(metadata: Metadata, where: dict[MetadataIndex, Any], ties: dict[str, str], attempt: str) -> bytes:
     """`.metadata` as plain DCP reads it: only stock classes, a tied key pointing to the bytes of its twin."""
-    metadata.storage_data = dict(where)
+    data = dict(where)
     for key, twin in ties.items():
         for index, info in where.items():
             if index.fqn == twin:
-                metadata.storage_data[MetadataIndex(key, index.offset, index.index)] = info
-    metadata.storage_meta = StorageMeta(checkpoint_id=attempt)
-    metadata.version = CURRENT_DCP_VERSION
-    return pickle.dumps(metadata)
+                data[MetadataIndex(key, index.offset, index.index)] = info
+    storage_meta = StorageMeta(checkpoint_id=attempt)
+    # Another one: what all ranks agreed on is used again.
+    return pickle.dumps(replace(metadata, storage_data=data, storage_meta=storage_meta, version=CURRENT_DCP_VERSION))
 
 
-def save(state: dict[str, Any], writer: StorageWriter, planner: SavePlanner, ranks: Ranks) -> BaseException | None:
+def save(
+    state: dict[str, Any], writer: StorageWriter, planner: SavePlanner, ranks: Ranks, *, alone: bool = False
+) -> BaseException | None:
     """`dcp.save`; returns its failure, see `told`.
 
-    Ranks: all; collective on the data group.
+    Args:
+        state: flat key -> tensor or value.
+        writer: of the attempt.
+        planner: of the attempt.
+        ranks: who takes part.
+        alone: whether this rank does all that DCP has to do by itself.
+
+    Ranks: all; collective on the data group, but for `alone`.
     Blocks: until all ranks have written.
     """
     try:
-        dcp_save({ALL: state}, storage_writer=writer, planner=planner, **_where(ranks))
+        dcp_save({ALL: state}, storage_writer=writer, planner=planner, **_where(ranks, alone))
     except (Exception, CheckpointException) as error:  # noqa: BLE001  handed to the caller whole
-        _let_through(error, ranks)
+        _let_through(error, ranks, alone)
         return error
     return None
 
 
 def async_save(
-    state: dict[str, Any], writer: StorageWriter, planner: SavePlanner, stager: AsyncStager, ranks: Ranks
+    state: dict[str, Any],
+    writer: StorageWriter,
+    planner: SavePlanner,
+    stager: AsyncStager,
+    ranks: Ranks,
+    *,
+    alone: bool = False,
 ) -> Future[Any]:
-    """`dcp.async_save` in a thread; the future raises what DCP raises, see `told`.
+    """`dcp.async_save` in a thread; the future raises what DCP raises, see `told`. Arguments as for `save`.
 
-    Ranks: all; collective on the data group, in the background.
+    Ranks: all; collective on the data group, in the background, but for `alone`.
     Blocks: until `stager` returns.
     """
     future = dcp_async_save(
@@ -172,7 +188,7 @@ def async_save(
         storage_writer=writer,
         planner=planner,
         async_stager=stager,
-        **_where(ranks),
+        **_where(ranks, alone),
     )
     # What it says of staging is of no use: it reports success where that had failed. We tell that in what was staged.
     return future.upload_completion if isinstance(future, AsyncSaveResponse) else future
@@ -207,16 +223,18 @@ def load(state: dict[str, torch.Tensor], reader: StorageReader, planner: LoadPla
         raise
 
 
-def _where(ranks: Ranks) -> dict[str, Any]:
+def _where(ranks: Ranks, alone: bool = False) -> dict[str, Any]:
     groups = ranks.groups
-    return {"no_dist": True} if groups is None else {"process_group": groups.data}
+    # DCP looks at the group even where it has no use for it: at the job's own if it is given none.
+    return {"no_dist": alone or groups is None, "process_group": None if groups is None else groups.data}
 
 
-def _let_through(error: BaseException, ranks: Ranks) -> None:
+def _let_through(error: BaseException, ranks: Ranks, alone: bool = False) -> None:
     """Raise the Ctrl-C or `sys.exit` that came to this rank inside DCP: DCP makes an ordinary failure of it."""
     interrupt, ranks.interrupt = ranks.interrupt, None
-    if isinstance(error, CheckpointException) and ranks.rank in error.failures:
-        own = error.failures[ranks.rank][0]
+    here = 0 if alone else ranks.rank  # as DCP calls this rank
+    if isinstance(error, CheckpointException) and here in error.failures:
+        own = error.failures[here][0]
         if not isinstance(own, (Exception, CheckpointException)):
             interrupt = own
     if interrupt is not None:

@@ -16,6 +16,7 @@ from ..records.values import decode_value
 from ..state.flat import FlatState, Ref, SavedState, TensorSpec, Unread
 from ..storage.base import Storage
 from . import checking, dcp
+from .agreed import AgreedPlan, Stand, still_holds, tell_of_buffers
 from .loading import Loader, as_dtype
 from .plan import LocalPlan, Planner
 from .reader import CheckpointReader
@@ -55,12 +56,27 @@ class Engine:
         self._fingerprints = fingerprints
         self._stager = Stager(overlap=overlap)
         self._planned: LocalPlan | None = None  # of the save before
+        self._agreed: AgreedPlan | None = None  # of a save that went well, if none has failed since
         self._met: set[str] = set()  # meetings of the newest attempt that this rank has come to
 
     def plan(self, flat: FlatState) -> LocalPlan:
         """What this rank would write of `flat`. Local; whatever it raises must be agreed on before `save`."""
-        self._planned = LocalPlan.of(flat, self._ranks.rank, self._planned)
-        return self._planned
+        plan = self._planned = LocalPlan.of(flat, self._ranks.rank, self._planned)
+        agreed = self._agreed
+        if agreed is not None and agreed.structure is plan.structure:
+            plan.agreed = agreed
+        return plan
+
+    def holds(self, stands: list[Stand | None]) -> bool:
+        """Whether the next save needs no new plan, as all ranks find from what all of them said. Local.
+
+        Args:
+            stands: `LocalPlan.stand` of all ranks; None: it has none.
+        """
+        holds = still_holds(stands)
+        if holds and self._ranks.coordinator and self._planned is not None:
+            tell_of_buffers(self._planned.structure.buffers, [one.buffers for one in stands if one is not None])
+        return holds
 
     def save(
         self,
@@ -70,6 +86,7 @@ class Engine:
         commit: Callable[[Root], _T],
         after: Callable[[], None] | None = None,
         *,
+        planned: bool = False,
         background: bool = False,
     ) -> Future[_T]:
         """Write `flat` as `attempt` and commit it. The save before must have ended on all ranks.
@@ -80,6 +97,7 @@ class Engine:
             attempt: name of the attempt's folder, the same on all ranks.
             commit: runs on rank 0 when all ranks' bytes are durable; what it raises fails the save on all ranks, what
                 it returns goes to all.
+            planned: whether all ranks write by the plan that they hold, see `holds`; else DCP makes one.
             after: runs on this rank once the checkpoint is committed, before the future is done; its failure is logged.
             background: return when the state is copied, or, with `overlap`, all of it that something else than an
                 optimizer's step may change.
@@ -88,7 +106,7 @@ class Engine:
             Done when this rank knows the outcome: what `commit` returned; its exception is a `SaveError` or another of
             ours, the same on all ranks.
 
-        Ranks: all; collective on the data group, in the background if asked for.
+        Ranks: all; collective on the data group if not `planned`, in the background if asked for.
         Blocks: until committed, or while the state is copied.
         """
         ranks, saving = self._ranks, self._ranks.saving
@@ -101,29 +119,46 @@ class Engine:
             (BaseException,) if background else (Exception, dcp.CheckpointException)
         )
 
-        def arrive(failure: BaseException | None, phase: str) -> None:
+        agreed = local.agreed if planned else None
+        whole = False  # all ranks' bytes are durable, and rank 0 knows where
+
+        def arrive(failure: BaseException | None, phase: str, word: Any = None, take: Any = None) -> None:
             self._met.add(f"{attempt}/{phase}")
             if isinstance(failure, stray):
                 failure = portable(failure, SaveError)
             # Named by the attempt: after one that broke off here and went on there, all meet again in the next.
-            ranks.arrive(failure, SaveError, what=f"{phase} {attempt}", name=f"{attempt}/{phase}", via=saving)
+            what, name = f"{phase} {attempt}", f"{attempt}/{phase}"
+            ranks.arrive(failure, SaveError, what=what, name=name, via=saving, word=word, take=take)
+
+        def staged(failure: BaseException | None) -> None:
+            if agreed is None:
+                arrive(failure, "staging")
+            elif failure is not None:  # told where all meet who have written
+                raise failure
+
+        def wrote(failure: BaseException | None, results: Any) -> None:
+            nonlocal whole
+            if agreed is None:
+                arrive(failure, "writing")
+            else:
+                arrive(failure, "writing", results, lambda all_results: writer.gather(agreed.metadata, all_results))
+                whole = True
 
         writer = AttemptWriter(
-            self._storage,
-            attempt,
-            local,
-            ranks.rank,
-            self._digest,
-            self._fingerprints,
-            lambda failure: arrive(failure, "writing"),
+            *(self._storage, attempt, local, ranks.rank, self._digest, self._fingerprints, wrote),
+            alone=agreed is not None,
         )
-        planner = Planner(local, ranks.rank, ranks.world, lambda failure: arrive(failure, "staging"))
+        planner = Planner(local, ranks.rank, ranks.world, attempt, staged, agreed)
         state = {**flat.tensors, **flat.values}
         outcome: Future[_T] = Future()
         # Whoever gives up awaiting it must not cancel it: this rank would go on alone.
         outcome.set_running_or_notify_cancel()
 
+        late: BaseException | None = None
+
         def make_it_one() -> _T:
+            if late is not None:
+                raise dcp.told(late, SaveError) from late
             assert writer.root is not None
             try:
                 return commit(writer.root)
@@ -131,14 +166,20 @@ class Engine:
                 raise portable(error, SaveError) from error
 
         def settle(error: BaseException | None) -> None:
+            nonlocal late
+            on_the_way = agreed is not None and f"{attempt}/writing" not in self._met
             self._met.update(f"{attempt}/{phase}" for phase in _PHASES)
             try:
-                if error is not None:
-                    raise self._told(error, attempt)
+                if error is not None and on_the_way:  # no collective of DCP's tells the others
+                    arrive(dcp.told(error, SaveError), "writing")
+                if error is not None and not whole:
+                    raise self._told(error, attempt, alone=agreed is not None)
+                late = error  # after all was written: of weight on rank 0, which others await in the last meeting
                 committed = saving.from_coordinator(
                     make_it_one, SaveError, what=f"committing {attempt}", name=f"{attempt}/committing"
                 )
             except stray as failure:  # handed to whoever waits
+                self._agreed = None
                 outcome.set_exception(portable(failure, SaveError))
                 return
             try:
@@ -148,14 +189,16 @@ class Engine:
                 # The checkpoint is committed whatever comes after; and a future that is never done would hang all
                 # ranks.
                 _log.exception("after a save: attempt=%s", attempt)
+            self._agreed = planner.made
             outcome.set_result(committed)
 
+        alone = agreed is not None
         if background:
             self._stager.expect(local.structure.late)
-            running = dcp.async_save(state, writer, planner, self._stager, self._ranks)
+            running = dcp.async_save(state, writer, planner, self._stager, self._ranks, alone=alone)
             running.add_done_callback(lambda done: settle(done.exception()))
         else:
-            settle(dcp.save(state, writer, planner, self._ranks))
+            settle(dcp.save(state, writer, planner, self._ranks, alone=alone))
         return outcome
 
     def miss(self, attempt: str, error: BaseException) -> None:
@@ -163,6 +206,7 @@ class Engine:
 
         A Ctrl-C between two of them, or before the first; or there was no thread to be had.
         """
+        self._agreed = None
         if self._ranks.saving.exchange is None or self._ranks.groups is None:
             return
         for phase in _PHASES:
@@ -171,12 +215,12 @@ class Engine:
                 self._ranks.saving.exchange.miss(f"{phase} {attempt}", error, name=name)
         self._ranks.groups.broken = True  # out of step on one of them; a vote that comes before `renew` may end
 
-    def _told(self, error: BaseException, attempt: str) -> ResilioError:
+    def _told(self, error: BaseException, attempt: str, *, alone: bool) -> ResilioError:
         """What ended an attempt, as all ranks should hear it."""
         saving = self._ranks.saving
         if saving.exchange is not None and saving.exchange.lost is not None:
             return saving.exchange.lost
-        if saving.exchange is None or isinstance(error, dcp.CheckpointException):
+        if saving.exchange is None or alone or isinstance(error, dcp.CheckpointException):
             return dcp.told(error, SaveError)
         # Errors of DCP's steps come as the other: one of its collectives failed.
         return self._ranks.collective_failed(f"saving {attempt}", attempt, error, via=saving)

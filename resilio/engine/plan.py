@@ -8,7 +8,6 @@ compares, and no collective of our own is needed for it. Replicated tensors are 
 from __future__ import annotations
 
 import io
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +22,7 @@ from ..records.values import canonical_bytes, encode_value
 from ..state.flat import FlatState, rank_prefix
 from ..state.flat_shard import FlatShard
 from . import dcp
+from .agreed import AgreedPlan, Stand, tell_of_buffers
 from .structure import Spec, Structure, hash_of, local_tensor
 
 __all__ = ["FAILED", "LocalPlan", "Planner", "size_bytes", "spread"]
@@ -31,21 +31,21 @@ FAILED = "\0failed"  # a key no state can have, in what was staged: staging fail
 
 _ITEM_COST = 1 << 16  # bytes that are written in the time that an item costs besides its bytes
 
-_log = logging.getLogger("resilio")
-
 
 @dataclass(frozen=True)
 class Evidence:
     """What rank 0 needs to compare ranks; travels as `planner_data`.
 
     Attributes:
-        shared: flat key -> hash of what must be equal on all ranks: a replicated value, or kind and shape of a tensor.
+        shared: flat key -> kind and shape of a tensor that must be the same on all ranks.
+        values: flat key -> hash of a value that must be equal on all ranks.
         tree: hash of the shared tree.
         buffers: flat key -> hash of the content of plain buffers; a difference is worth a warning, no error.
         paths: flat key -> path, of the keys this rank alone has.
     """
 
     shared: dict[str, str]
+    values: dict[str, str]
     tree: str
     buffers: dict[str, str]
     paths: dict[str, tuple[str | int, ...]]
@@ -61,6 +61,7 @@ class LocalPlan:
         values: flat key -> JSON-able value, of those this rank would write.
         ties: flat key -> twin.
         paths: flat key -> path, of all keys.
+        agreed: what all ranks have made of this very structure before, if this rank knows.
     """
 
     structure: Structure
@@ -68,6 +69,7 @@ class LocalPlan:
     values: dict[str, Any]
     ties: dict[str, str]
     paths: dict[str, tuple[str | int, ...]]
+    agreed: AgreedPlan | None = None
 
     @classmethod
     def of(cls, flat: FlatState, rank: int, before: LocalPlan | None = None) -> LocalPlan:
@@ -83,21 +85,32 @@ class LocalPlan:
         """
         own = rank_prefix(rank)
         structure = before.structure if before is not None and before.structure.fits(flat) else Structure.of(flat, rank)
-        shared = dict(structure.shared)
+        hashes: dict[str, str] = {}
         values: dict[str, Any] = {}
         for key, value in flat.values.items():
             encoded = encode_value(value, key)
             if not key.startswith(own):
-                shared[key] = hash_of(canonical_bytes(encoded))
+                hashes[key] = hash_of(canonical_bytes(encoded))
             if rank == 0 or key.startswith(own):
                 values[key] = encoded
         evidence = Evidence(
-            shared=shared,
+            shared=structure.shared,
+            values=hashes,
             tree=structure.tree_hash,
             buffers={key: _content_hash(flat.tensors[key]) for key in structure.buffers},
             paths={key: path for key, path in flat.paths.items() if key.startswith(own)},
         )
         return cls(structure, evidence, values, dict(flat.ties), dict(flat.paths))
+
+    @property
+    def stand(self) -> Stand:
+        """What this rank says of it before a save."""
+        values = self.evidence.values
+        return Stand(
+            plan=None if self.agreed is None else self.agreed.name,
+            shared=hash_of("\n".join(f"{key} {values[key]}" for key in sorted(values)).encode()),
+            buffers=tuple(self.evidence.buffers.values()),
+        )
 
     @property
     def items(self) -> list[WriteItem]:
@@ -122,14 +135,30 @@ class Planner(SavePlanner):
         local: this rank's plan.
         rank: this process.
         world: number of ranks.
+        attempt: that it plans.
         arrive: called with what went wrong here so far, or None: raises on all ranks if one is missing or has failed.
+        agreed: what all ranks do; None: they have yet to find it together.
+
+    Attributes:
+        made: what they found; None before.
     """
 
-    def __init__(self, local: LocalPlan, rank: int, world: int, arrive: Callable[[BaseException | None], None]) -> None:
+    def __init__(
+        self,
+        local: LocalPlan,
+        rank: int,
+        world: int,
+        attempt: str,
+        arrive: Callable[[BaseException | None], None],
+        agreed: AgreedPlan | None = None,
+    ) -> None:
         self._local = local
         self._rank = rank
         self._world = world
+        self._attempt = attempt
         self._arrive = arrive
+        self._metadata = Metadata({})
+        self.made = agreed
         self._state: dict[str, Any] = {}
 
     def set_up_planner(
@@ -145,16 +174,20 @@ class Planner(SavePlanner):
         self._arrive(failure)  # DCP's first collective comes next
 
     def create_local_plan(self) -> SavePlan:
-        """The plan made before staging."""
+        """The plan made before staging, or the share of the agreed one."""
+        if self.made is not None:
+            return self.made.share
         return SavePlan(self._local.items, planner_data=self._local.evidence)
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Compare, deduplicate, describe. Rank 0 alone.
+        """Compare, deduplicate, describe. Rank 0 alone, or each by itself where that is agreed on already.
 
         Raises:
             RanksDisagreeError: ranks hold different structure, or different values under one key.
             SaveError: DCP does not take all ranks for one job.
         """
+        if self.made is not None:
+            return all_plans, self.made.metadata
         if len(all_plans) != self._world:
             # Without a default process group DCP saves on each rank as if it were alone, whatever group it is given.
             raise SaveError(
@@ -170,10 +203,13 @@ class Planner(SavePlanner):
         for one in evidence:
             paths.update(one.paths)
         metadata.planner_data = paths
+        self._metadata = metadata
         return plans, metadata
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """As rank 0 decided."""
+        if self.made is None:
+            self.made = AgreedPlan(self._attempt, self._local.structure, new_plan, self._metadata)
         return replace(new_plan)
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
@@ -191,10 +227,11 @@ class Planner(SavePlanner):
 def _compare(evidence: list[Evidence]) -> None:
     first = evidence[0]
     for rank, other in enumerate(evidence[1:], 1):
-        for key in first.shared.keys() | other.shared.keys():
-            if first.shared.get(key) == other.shared.get(key):
+        one, two = ({**evidence.shared, **evidence.values} for evidence in (first, other))
+        for key in one.keys() | two.keys() if one != two else ():
+            if one.get(key) == two.get(key):
                 continue
-            missing = [r for r, one in ((0, first), (rank, other)) if key not in one.shared]
+            missing = [r for r, known in ((0, one), (rank, two)) if key not in known]
             what = f"is missing on rank {missing[0]}" if missing else f"differs between rank 0 and rank {rank}"
             raise RanksDisagreeError(
                 f"{key!r} {what}, but it is saved once for all ranks. Make it equal, or declare it with "
@@ -208,14 +245,7 @@ def _compare(evidence: list[Evidence]) -> None:
                 f"example a list on one rank and a tuple on the other)",
                 rank=rank,
             )
-        differing = [key for key, digest in first.buffers.items() if other.buffers.get(key) != digest]
-        if differing:
-            _log.warning(
-                "buffers differ between ranks; rank 0's are saved rank=%d count=%d first=%s",
-                rank,
-                len(differing),
-                differing[0],
-            )
+    tell_of_buffers(list(first.buffers), [list(one.buffers.values()) for one in evidence])
 
 
 def _shared_out(plans: list[SavePlan]) -> list[SavePlan]:

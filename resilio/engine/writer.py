@@ -66,7 +66,9 @@ class AttemptWriter(StorageWriter):
         rank: this process.
         digest: algorithm of the whole-object digests.
         fingerprints: whether to compute those of what is written.
-        arrive: called with what went wrong here, or None: raises on all ranks if one is missing or has failed.
+        arrive: called with what went wrong here, or None, and what was written: raises on all ranks if one is missing
+            or has failed.
+        alone: whether DCP gathers nothing: then rank 0 hands all ranks' results to `gather`.
 
     Attributes:
         root: on rank 0, what all ranks have written, once they have.
@@ -80,7 +82,9 @@ class AttemptWriter(StorageWriter):
         rank: int,
         digest: str,
         fingerprints: bool,
-        arrive: Callable[[BaseException | None], None],
+        arrive: Callable[[BaseException | None, list[WriteResult]], None],
+        *,
+        alone: bool = False,
     ) -> None:
         super().__init__()
         self._storage = storage
@@ -90,6 +94,7 @@ class AttemptWriter(StorageWriter):
         self._digest = digest
         self._fingerprints = fingerprints
         self._arrive = arrive
+        self._alone = alone
         self.root: Root | None = None
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -118,13 +123,23 @@ class AttemptWriter(StorageWriter):
             results = self._write(plan, planner)
         except BaseException as error:  # noqa: BLE001  told to all ranks, which raise it together; a Ctrl-C as well
             failure = error
-        self._arrive(failure)
+        self._arrive(failure, results)
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Rank 0: gather the ranks' reports. The commit comes when DCP has closed its collective."""
+        """What DCP gathered, on rank 0. The commit comes when it has closed its collective."""
+        if not self._alone:
+            self.gather(metadata, results)
+
+    def gather(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Rank 0: put the ranks' reports together.
+
+        Args:
+            metadata: of the plan.
+            results: of all ranks.
+        """
         try:
             where: dict[MetadataIndex, Any] = {}
             parts: list[PartRef] = []

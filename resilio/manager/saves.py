@@ -9,6 +9,7 @@ from typing import Any
 
 from ..clock import Clock
 from ..engine import Engine
+from ..engine.agreed import Stand
 from ..engine.plan import LocalPlan
 from ..engine.replicas import Copies, own_copies, refuse_differing
 from ..errors import ConfigError, RanksDisagreeError, RanksLostError, ResilioError, SaveError
@@ -160,7 +161,7 @@ class Saves:
 
     def _begin(self, step: int, metrics: Mapping[str, Any] | None, reason: str) -> SaveHandle:
         try:
-            flat, local, attempt, kept = self._prepare(step, metrics)
+            flat, local, attempt, kept, planned = self._prepare(step, metrics)
         except ResilioError as error:
             self._committer.teller.save_failed(step, reason, error)
             raise
@@ -171,7 +172,10 @@ class Saves:
             after = job.committed if self._ranks.coordinator else None
             with job.held:
                 self._committer.teller.tell(SaveStarted, step=step, world=job.world, reason=reason)
-                future = self._engine.save(flat, local, attempt, job.commit, after, background=self._mode == "async")
+                background = self._mode == "async"
+                future = self._engine.save(
+                    *(flat, local, attempt, job.commit, after), planned=planned, background=background
+                )
         except BaseException as error:  # a Ctrl-C as well: whoever heard of the beginning hears of the end
             self._engine.miss(attempt, error)
             if self._ranks.exchange is not None:  # where the others meet who have heard of another error
@@ -192,8 +196,8 @@ class Saves:
 
     def _prepare(
         self, step: int, metrics: Mapping[str, Any] | None
-    ) -> tuple[FlatState, LocalPlan, str, dict[str, float]]:
-        """All before the first byte is written; an error of any rank on all."""
+    ) -> tuple[FlatState, LocalPlan, str, dict[str, float], bool]:
+        """All before the first byte is written; an error of any rank on all. At last: whether no new plan is needed."""
         flat: Any = None
         local: Any = None
         attempt = ""
@@ -203,6 +207,7 @@ class Saves:
         free_bytes: int | None = None
         lent: Lent = {}
         copies: Copies = {}
+        stand: Stand | None = None
         with self._ranks.coming_to(_BEGINNING):
             try:  # it may be collective: before what one rank alone may fail in
                 lent = self._state.lend(self._ranks.gather)
@@ -215,6 +220,7 @@ class Saves:
                 self.check_step(step)
                 flat = self._state.capture(step, rank=self._ranks.rank, world=self._ranks.world, lent=lent)
                 local = self._engine.plan(flat)
+                stand = local.stand
                 copies = own_copies(flat, self._ranks.rank) if self._check_replicas else {}
                 needed_bytes = worst_case_bytes(flat, local, self._ranks.rank)
                 if self._ranks.coordinator:
@@ -223,7 +229,7 @@ class Saves:
                     free_bytes = self._committer.storage.free_bytes()
             except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
                 error = portable(caught, SaveError)
-            mine = error, attempt, step, needed_bytes, free_bytes, self._ranks.broken, copies
+            mine = error, attempt, step, needed_bytes, free_bytes, self._ranks.broken, copies, stand
             answers = self._ranks.gather(mine, _BEGINNING)
         self._ranks.renew_if(any(answer[5] for answer in answers))
         raise_first([answer[0] for answer in answers], "planning a save")
@@ -232,7 +238,7 @@ class Saves:
             raise RanksDisagreeError(f"ranks save different steps: {steps} by rank. Nothing was written.", steps=steps)
         refuse_differing([answer[6] for answer in answers], step)
         refuse_without_room(self._committer.storage.url, step, sum(answer[3] for answer in answers), answers[0][4])
-        return flat, local, attempt, kept
+        return flat, local, attempt, kept, self._engine.holds([answer[7] for answer in answers])
 
     def _failed(self) -> bool:
         """Whether the save in flight is known to have failed on some rank."""

@@ -101,6 +101,8 @@ class Agreement:
         what: str,
         name: str | None = None,
         judge: Judge | None = None,
+        word: Any = None,
+        take: Callable[[list[Any]], None] | None = None,
     ) -> None:
         """Return if no rank has an error; else raise the same one on all ranks.
 
@@ -111,6 +113,8 @@ class Agreement:
             name: of the meeting, see `Exchange.meet`.
             judge: raises what all ranks are to raise, of the errors of all; None: `raise_first`. On rank 0, and not in
                 a world of one.
+            word: of this rank besides, for `take`; must pickle.
+            take: rank 0 calls it with the words of all if none has an error; what it raises goes to all.
 
         Raises:
             ResilioError: the error of the lowest rank that has one, with `rank`, `ranks` (all that failed) and `phase`
@@ -122,9 +126,20 @@ class Agreement:
                 raise told  # with the cause it has
             if told is not None:
                 raise told from error
+            if take is not None:
+                take([word])
             return
+
+        def hear(said: list[tuple[ResilioError | None, Any]]) -> None:
+            (judge or raise_first)([one for one, _ in said], what)
+            if take is not None:
+                try:
+                    take([one for _, one in said])
+                except Exception as failure:
+                    raise portable(failure, kind) from failure
+
         try:
-            self.exchange.meet(what, told, lambda errors: (judge or raise_first)(errors, what), name=name)
+            self.exchange.meet(what, (told, word), hear, name=name)
         except ResilioError as agreed:
             raise agreed from error
 

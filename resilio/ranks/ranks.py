@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
+from typing import Any
 
 import torch.distributed as dist
 
@@ -102,6 +103,8 @@ class Ranks(Agreement):
         name: str | None = None,
         via: Agreement | None = None,
         judge: Judge | None = None,
+        word: Any = None,
+        take: Callable[[list[Any]], None] | None = None,
     ) -> None:
         """Agree, right before a collective of somebody else's, that all ranks are there to take part in it.
 
@@ -112,11 +115,13 @@ class Ranks(Agreement):
             name: of the meeting.
             via: the agreement of the thread; None: the main thread's.
             judge: see `Agreement.agree`.
+            word: see there.
+            take: see there.
         """
         if error is not None and not isinstance(error, Exception):
             self.interrupt = error
         try:
-            (via or self).agree(error, kind, what=what, name=name, judge=judge)
+            (via or self).agree(error, kind, what=what, name=name, judge=judge, word=word, take=take)
         except BaseException as ended:
             if not isinstance(ended, Exception):
                 self.interrupt = ended

@@ -39,7 +39,7 @@ def test_a_plan_of_equal_structure_is_used_again_and_its_values_are_new() -> Non
     anew = LocalPlan.of(flat, 0)
     assert as_seen(again)[:-1] == as_seen(anew)[:-1]
     assert again.values != first.values
-    assert again.evidence.shared != first.evidence.shared
+    assert again.evidence.values != first.evidence.values
 
 
 def test_buffers_are_looked_at_anew_each_time() -> None:

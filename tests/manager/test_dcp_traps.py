@@ -338,11 +338,14 @@ def test_nothing_of_ours_lets_dcps_base_exception_pass() -> None:
     assert not issubclass(CheckpointException, Exception) and issubclass(SaveError, Exception)
 
 
-def saves_without_groups(rank: int, world: int, url: str, mode: Any) -> list[str]:
+def saves_without_groups(rank: int, world: int, url: str, mode: Any, more: bool) -> list[str]:
     said = []
-    ckpt = CheckpointManager(url, {"live": torch.ones(5), "own": per_rank({"x": rank})}, mode=mode, timeout_s=20)
+    own = {"x": rank}
+    ckpt = CheckpointManager(url, {"live": torch.ones(5), "own": per_rank(own)}, mode=mode, timeout_s=20)
     ckpt.restore()
     ckpt.save(1).result()
+    if more:  # which takes another plan
+        own["y"] = 1
     dist.destroy_process_group()
     for end in (lambda: ckpt.save(2).result(), ckpt.close):
         try:
@@ -355,12 +358,25 @@ def saves_without_groups(rank: int, world: int, url: str, mode: Any) -> list[str
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_ranks_that_dcp_would_take_for_alone_save_nothing(tmp_path, mode):
     """Where the job has destroyed its groups DCP saves on each rank as if there were no other, without a word."""
-    first, second = run_world(saves_without_groups, 2, f"file://{tmp_path}", mode)
+    first, second = run_world(saves_without_groups, 2, f"file://{tmp_path}", mode, True)
     for said in (first, second):
         assert said and "process group" in said[0] and "1 of 2 ranks" in said[0]
     assert len(list(tmp_path.glob("commits/*"))) == 1
     live = torch.zeros(5)
     assert resilio.restore(f"file://{tmp_path}", {"live": live, "rng": False}, only=["live"], strict=False).step == 1
+
+
+def restores_own(rank: int, world: int, url: str) -> tuple[int | None, int]:
+    own = {"x": -1}
+    state = {"live": torch.zeros(5), "own": per_rank(own), "rng": False}
+    return resilio.restore(url, state, strict=False).step, own["x"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_ranks_that_have_agreed_on_a_plan_need_no_groups_to_save_by_it(tmp_path, mode):
+    url = f"file://{tmp_path}"
+    assert run_world(saves_without_groups, 2, url, mode, False) == [[], []]
+    assert run_world(restores_own, 2, url) == [(2, 0), (2, 1)]
 
 
 @pytest.mark.parametrize("ranks", [[0], [1], [0, 0], [0, 1, 2]])
