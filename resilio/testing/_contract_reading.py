@@ -11,7 +11,7 @@ import pytest
 
 from ..errors import ConfigError, IntegrityError, NotFoundError, StorageError
 from ..storage import ObjectInfo, Storage, check_key, check_prefix
-from ._contract_tools import Contract, check_facts, keys_of, promised
+from ._contract_tools import Contract, check_bytes, check_facts, keys_of, promised
 
 __all__ = ["ReadContract"]
 
@@ -253,7 +253,7 @@ class ReadContract(Contract):
                     out.write(key.encode())
         assert keys_of(storage) == sorted(_ODD)
         for key in _ODD:
-            assert storage.get(key) == key.encode()
+            check_bytes(storage.get(key), key.encode())
             assert keys_of(storage, key) == [key]
             assert storage.stat(key) == next(storage.list(key))
         storage.delete(_ODD)

@@ -98,6 +98,17 @@ def keys_of(storage: Storage, prefix: str = "") -> Sequence[str]:
     return [info.key for info in storage.list(prefix)]
 
 
+def check_bytes(found: bytes | bytearray | memoryview, expected: bytes | bytearray | memoryview) -> None:
+    """Pass if they are the same. Not by a plain `assert`: where pytest believes to run in CI it shows all of the
+    difference, and for 100 KB looks for it for minutes, in the way of every other thread.
+    """
+    if found == expected:
+        return
+    at = next((at for at, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), None)
+    where = f"they differ from byte {at} on" if at is not None else "one is the beginning of the other"
+    raise AssertionError(f"{len(found)} bytes came back for {len(expected)} that were written; {where}")
+
+
 def unfinished(storage: Storage, prefix: str = "") -> Sequence[Incomplete]:
     return [*storage.incomplete(prefix)]
 

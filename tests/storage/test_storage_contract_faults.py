@@ -160,3 +160,11 @@ def test_there_is_a_fault_for_each_promise() -> None:
 def test_the_promise_is_written_where_the_failure_says(test: str) -> None:
     where, words = promise(test).promise
     assert words in " ".join((inspect.getdoc(where) or "").split())
+
+
+@pytest.mark.timeout(60)
+def test_where_pytest_shows_all_of_a_difference_a_broken_promise_is_still_told_at_once(monkeypatch: Any) -> None:
+    """In CI it does, and for the 100 KB of this storage that took minutes."""
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(AssertionError, match=r"Seen: AssertionError: 300000 bytes came back .* from byte 0 on"):
+        promise("buffers_may_be_reused_at_once")(faulty.KeepsViews("memory://views"))
