@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -23,6 +24,11 @@ class Disk:
     def write(self, fd: int, data: memoryview) -> int:
         """Write at the file's end; how many of the bytes it took."""
         return os.write(fd, data)
+
+    def set_direct(self, fd: int, on: bool) -> None:
+        """Have what is written to a file go past the page cache, or not any more."""
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)
 
     def sync(self, fd: int) -> None:
         """Make a file's bytes durable."""

@@ -24,8 +24,10 @@ from ..errors import (
     StorageError,
 )
 from .base import Buffer, Capabilities, Incomplete, ObjectInfo, Storage, Writer, byte_view, check_key, check_prefix
+from .direct import LARGE_BYTES, Buffers, pays
 from .disk import DISK, Disk
 from .files import final_name, is_temp, make_folders, nearest, open_to_read, same_file, temp_name
+from .new_file import NewFile
 
 __all__ = ["LocalStorage", "open_local"]
 
@@ -55,13 +57,17 @@ class LocalStorage(Storage):
     Args:
         root: the folder; a relative one is taken from the current directory now.
         disk: what changes the filesystem.
+        direct: whether files are written past the page cache; None: large ones, where that pays. What the filesystem
+            refuses goes through the page cache all the same.
     """
 
-    def __init__(self, root: str | os.PathLike[str], disk: Disk = DISK) -> None:
+    def __init__(self, root: str | os.PathLike[str], disk: Disk = DISK, *, direct: bool | None = None) -> None:
         self.root = os.path.abspath(os.fspath(root))  # noqa: PTH100  pathlib drops ".." only by following links
         self.url = f"file://{self.root}"
         self.capabilities = Capabilities(local_path=self.root)
         self._disk = disk
+        self._direct = direct
+        self._buffers = Buffers()
 
     # ---- writing
 
@@ -74,31 +80,39 @@ class LocalStorage(Storage):
 
     def writer(self, key: str, *, size_hint: int | None = None) -> AbstractContextManager[Writer]:
         """See `Storage.writer`."""
-        return self._new_file(key, self._path(key), overwrite=False)
+        return self._new_file(key, self._path(key), overwrite=False, size_hint=size_hint)
 
     @contextmanager
-    def _new_file(self, key: str, final: Path, *, overwrite: bool) -> Iterator[_File]:
+    def _new_file(self, key: str, final: Path, *, overwrite: bool, size_hint: int | None = None) -> Iterator[NewFile]:
         if not overwrite:
             self._refuse_existing(key, final)  # before gigabytes are written in vain; `link` is what decides
         temp = final.with_name(temp_name(final.name))
-        file: _File | None = None
+        file: NewFile | None = None
+        direct = self._direct
+        if direct is None:
+            direct = size_hint is not None and size_hint >= LARGE_BYTES and pays(nearest(temp.parent))
+        buffers = self._buffers if direct else None
         try:
             with self._errors("create", key):
-                file = _File(self, key, self._open_new(temp))
+                file = NewFile(self._disk, self._open_new(temp), lambda doing: self._errors(doing, key), buffers)
             yield file
             file.finish()
             self._publish(key, temp, final, overwrite=overwrite)
         except BaseException:
-            self._drop(file, temp)
-            self._remove_empty(temp.parent)  # no listing would ever show it
+            try:
+                self._drop(file, temp)
+            finally:
+                self._remove_empty(temp.parent)  # no listing would ever show it
             raise
         self._drop(file, temp)
 
-    def _drop(self, file: _File | None, temp: Path) -> None:
-        if file is not None:
-            file.close()
-        with suppress(OSError):  # what stays is found by `incomplete`
-            self._disk.unlink(temp)
+    def _drop(self, file: NewFile | None, temp: Path) -> None:
+        try:
+            if file is not None:
+                file.close()  # waits for what is being written; a Ctrl-C may come then
+        finally:
+            with suppress(OSError):  # what stays is found by `incomplete`
+                self._disk.unlink(temp)
 
     def _refuse_existing(self, key: str, final: Path) -> None:
         with self._errors("create", key):
@@ -311,6 +325,10 @@ class LocalStorage(Storage):
             return None
         return found.f_bavail * found.f_frsize if found.f_blocks else None  # some do not count them
 
+    def close(self) -> None:
+        """See `Storage.close`: gives back the memory that large files are written from."""
+        self._buffers.clear()
+
     # ---- borders
 
     def _path(self, key: str, *, temporary: bool = False, anything: bool = False) -> Path:
@@ -357,34 +375,6 @@ class LocalStorage(Storage):
             raise kind(message, key=key, url=self.url, errno=error.errno) from error
         except UnicodeEncodeError as error:
             raise ConfigError(f"{self.url}: {key!r} cannot be a file name: {error}", key=key, url=self.url) from error
-
-
-class _File:
-    """A new file, without buffers of our own: the callers' pieces are big."""
-
-    def __init__(self, storage: LocalStorage, key: str, fd: int) -> None:
-        self._storage, self._key, self._fd = storage, key, fd
-        self.modified_s = 0.0
-
-    def write(self, data: Buffer) -> int:
-        view = byte_view(data)
-        done = 0
-        with self._storage._errors("write", self._key):
-            while done < len(view):
-                done += self._storage._disk.write(self._fd, view[done:])
-        return done
-
-    def finish(self) -> None:
-        """Make it durable, or raise. After a failed fsync the kernel may have dropped the bytes: never a second one."""
-        with self._storage._errors("make durable", self._key):
-            self._storage._disk.sync(self._fd)
-            self.modified_s = os.fstat(self._fd).st_mtime
-            self.close()
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
 
 
 def open_local(url: str) -> LocalStorage:
