@@ -36,7 +36,7 @@ _FIRST: dict[str, Callable[[Job, Path], Contender]] = {
 def later(_rank: int, _world: int, options: Options, folder: Path) -> list[Figure]:
     """All figures of saves whose buffers are warm. In a fresh process."""
     quiet()
-    job = Job(options.mb, options.layers)
+    job = Job(options.mb, options.layers, device=options.device)
     loop = Loop(job, options.step_s)
     missing = absent()
     limits = Limits(job.size_bytes, folder)
@@ -161,7 +161,7 @@ def first(options: Options, folder: Path) -> list[Figure]:
 def first_of(_rank: int, _world: int, options: Options, folder: Path, name: str) -> Hold:
     """Train, then save for the first time in this process."""
     quiet()
-    job = Job(options.mb, options.layers)
+    job = Job(options.mb, options.layers, device=options.device)
     contender = _FIRST[name](job, folder)
     hold = Loop(job, options.step_s).hold(contender, setup=contender.open)
     contender.close()

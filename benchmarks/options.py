@@ -24,6 +24,7 @@ class Options:
         checkpoints: that `resilio ls` lists.
         loop_steps: that the loop's overhead is measured over.
         threads: of torch, but for worlds of several ranks, which have one each.
+        device: of the state whose asynchronous saves are measured; all else is on the CPU.
     """
 
     mb: float = 400
@@ -35,6 +36,7 @@ class Options:
     checkpoints: int = 1000
     loop_steps: int = 1000
     threads: int = os.cpu_count() or 1
+    device: str = "cpu"
 
     @property
     def step_s(self) -> float:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from resilio.clock import SystemClock
@@ -116,6 +117,7 @@ def _parsed(arguments: list[str] | None) -> tuple[Options, set[str], Path, bool]
     add("--checkpoints", type=int, default=known.checkpoints, help="that `resilio ls` lists")
     add("--loop-steps", type=int, default=known.loop_steps, help="in each round of loop_overhead")
     add("--threads", type=int, default=known.threads, help="of torch, in a single process")
+    parser.add_argument("--device", default=known.device, help="of the state in hold and step figures, such as cuda")
     parser.add_argument("--only", default="", help="names of figures, separated by commas")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="where to make the temporary folder")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each figure, with every single time")
@@ -123,12 +125,16 @@ def _parsed(arguments: list[str] | None) -> tuple[Options, set[str], Path, bool]
     only = set(filter(None, given.only.split(","))) or set(FIGURES)
     if only - FIGURES.keys():
         parser.error(f"no figure is called {', '.join(sorted(only - FIGURES.keys()))}; there are {', '.join(FIGURES)}")
-    sizes = {name: getattr(given, name) for name in Options.__dataclass_fields__}
+    sizes = {name: getattr(given, name) for name in Options.__dataclass_fields__ if name != "device"}
     if min(sizes.values()) <= 0:
         parser.error("sizes and counts must be positive")
     if not given.dir.is_dir():
         parser.error(f"--dir {given.dir} is no folder")
-    return Options(**sizes), only, given.dir, given.json
+    try:
+        torch.zeros(1, device=given.device)
+    except (RuntimeError, AssertionError) as error:
+        parser.error(f"--device {given.device}: {error}")
+    return Options(**sizes, device=given.device), only, given.dir, given.json
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class Shapes(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """The loss of predicting each token from itself."""
-        places = torch.arange(len(tokens)) % self.wpe.num_embeddings
+        places = torch.arange(len(tokens), device=tokens.device) % self.wpe.num_embeddings
         hidden = self.wte(tokens) + self.wpe(places)
         for block in self.blocks:
             query, key, value = block["qkv"](block["norm_1"](hidden)).chunk(3, dim=-1)  # type: ignore[index]
@@ -62,13 +62,14 @@ class Job:
         mb: size of parameters and moments, 10^6 bytes; 1490 is GPT-2 124M.
         layers: blocks of the model; fewer are wider.
         sharded: whether each rank holds its rows only.
+        device: of all of it.
     """
 
-    def __init__(self, mb: float, layers: int = LAYERS, *, sharded: bool = False) -> None:
+    def __init__(self, mb: float, layers: int = LAYERS, *, sharded: bool = False, device: str = "cpu") -> None:
         parameters = 12 * layers * _WIDTH**2 + (_VOCAB + _CONTEXT) * _WIDTH  # without vectors, which do not count
         width = max(8, 8 * round(_WIDTH * sqrt(mb * 1e6 / _BYTES_EACH / parameters) / 8))
         torch.manual_seed(0)
-        self.model: nn.Module = Shapes(width, layers)
+        self.model: nn.Module = Shapes(width, layers).to(device)
         self.vocabulary: int = self.model.wte.num_embeddings
         if sharded:
             from torch.distributed.device_mesh import init_device_mesh
