@@ -253,6 +253,14 @@ class Engine:
         if expected is not None:
             checking.compare(scratch, expected, manifest, self._ranks)
 
+    def lend(self) -> dict[str, torch.Tensor]:
+        """The staging buffers, for `plan_restore`; until `keep`, the next save makes new ones. Local."""
+        return self._stager.lend()
+
+    def keep(self, buffers: dict[str, torch.Tensor]) -> None:
+        """Stage into these: what a restore read into, and nothing holds any more. Local."""
+        self._stager.keep(buffers)
+
     def close(self) -> None:
         """Give the staging buffers back. Local."""
         self._stager.close()

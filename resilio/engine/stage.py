@@ -145,6 +145,16 @@ class Stager(AsyncStager):
         buffer, local = self._buffers.get(key), local_tensor(value)
         return buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype
 
+    def lend(self) -> dict[str, torch.Tensor]:
+        """Flat key -> buffer, given away for a restore to read into. No save may be in flight."""
+        self.wait()
+        buffers, self._buffers = self._buffers, {}
+        return buffers
+
+    def keep(self, buffers: dict[str, torch.Tensor]) -> None:
+        """Take host memory that a restore has touched, so that the next save need not. Nobody else may hold it."""
+        self._buffers = {key: buffer for key, buffer in buffers.items() if not buffer.is_inference()}
+
     def synchronize_staging(self) -> None:
         """Nothing to wait for: DCP takes the future of `stage`."""
 

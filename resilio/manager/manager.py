@@ -145,6 +145,7 @@ class CheckpointManager(RunView):
             signals.close()
             raise
         self._ballot = Ballot(self._ranks, save, self._clock, signals)
+        self._staged = mode == "async"
         overlap = mode == "async" and stage == "overlap"
         self._engine = Engine(self._storage, self._ranks, digest, fingerprints=fingerprints, overlap=overlap)
         if self._ranks.coordinator and not self._storage.capabilities.create_if_absent:
@@ -255,6 +256,7 @@ class CheckpointManager(RunView):
                 *(self._state, self._storage, self._ranks, self._engine, asked),
                 clock=self._clock,
                 progress=self._progress,
+                staged=self._staged,
             )
         except LiveStateError as error:
             self._mixture = error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
+import torch
+
 from ..clock import Clock
 from ..engine import Engine, ForeignCheckpoint, fill_foreign, saved_state
 from ..errors import ResilioError, RestoreError
@@ -41,11 +43,13 @@ def restore_into(
     clock: Clock,
     foreign: bool = False,
     progress: bool | None = None,
+    staged: bool = False,
 ) -> tuple[RestoreReport, Picker]:
     """Restore `state`; return the report, and the picker: on rank 0 it knows what the run held, and holds the lease.
 
     `clock`: of the lease. `foreign`: where there is no run, a checkpoint of plain DCP at the root of the storage will
-    do. `progress`: whether rank 0 may draw a bar; None: if stderr is a terminal.
+    do. `progress`: whether rank 0 may draw a bar; None: if stderr is a terminal. `staged`: whether saves of `engine`
+    will copy the state first: the memory for that is read into, or is that which was read into.
 
     Ranks: all; collective on both groups.
     Blocks: until all ranks have applied, or all have raised; then nothing is held.
@@ -53,7 +57,7 @@ def restore_into(
     asked = asked.checked(ranks)
     picker = Picker(storage, asked.which, clock, (lambda: pick_foreign(storage, asked)) if foreign else None)
     try:
-        report = _restore(state, storage, ranks, engine, picker, asked, progress)
+        report = _restore(state, storage, ranks, engine, picker, asked, progress, staged)
     except BaseException:
         picker.let_go()
         raise
@@ -68,8 +72,10 @@ def _restore(
     picker: Picker,
     asked: Asked,
     progress: bool | None,
+    staged: bool,
 ) -> RestoreReport:
     started = time.monotonic()
+    lent = engine.lend() if staged else {}
     passed: list[Damage] = []
     while True:
         # One rank looks and tells the others: two ranks that list a store may see two different newest checkpoints.
@@ -89,7 +95,7 @@ def _restore(
                     f"{storage.url} is a checkpoint of plain DCP, which takes no fingerprints: there is nothing to "
                     "check by. Leave check_fingerprints out."
                 )
-            plan = _plan(state, source, ranks, asked)
+            plan = _plan(state, source, ranks, asked, lent)
             needed_bytes = sum(local_tensor(tensor).nbytes for tensor in plan.scratch.values())
             bar = ReadProgress(f"restoring step {info.step}", needed_bytes, progress if ranks.coordinator else False)
             with bar as read:
@@ -106,9 +112,12 @@ def _restore(
             picker.found(bad[0], error)
             _warn(_DAMAGED, bad, ranks)
             passed += bad
-        del plan  # its scratch memory, before the next one's
+        lent = plan.spare()
+        del plan
     _warn(_UNFINISHED, never, ranks)
     outcomes = plan.apply(lambda failed: ranks.agree(failed, RestoreError, what="putting state back"))
+    if staged:
+        engine.keep(plan.spare())
     report = RestoreReport(
         found=info,
         outcomes=outcomes_of_foreign(outcomes) if isinstance(source, ForeignCheckpoint) else tuple(outcomes),
@@ -134,7 +143,9 @@ def _restore(
     return report
 
 
-def _plan(state: TrainingState, source: Source, ranks: Ranks, asked: Asked) -> RestorePlan:
+def _plan(
+    state: TrainingState, source: Source, ranks: Ranks, asked: Asked, lent: dict[str, torch.Tensor]
+) -> RestorePlan:
     """The plan of this rank; an error of any rank on all."""
     error: BaseException | None = None
     plan = RestorePlan()
@@ -149,6 +160,7 @@ def _plan(state: TrainingState, source: Source, ranks: Ranks, asked: Asked) -> R
             absent=ABSENT if isinstance(source, ForeignCheckpoint) else (),
             rename=asked.rename,
             strict=asked.strict,
+            lent=lent,
         )
     except Exception as caught:  # noqa: BLE001  told to all ranks, which raise it together
         error = caught

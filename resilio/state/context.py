@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -29,6 +29,7 @@ class Context:
         selection: what is asked for.
         rename: saved names -> live names.
         strict: whether what is on one side only is an error.
+        lent: see `plan_restore`.
     """
 
     def __init__(
@@ -40,11 +41,12 @@ class Context:
         selection: Selection,
         rename: Rename | None,
         strict: bool,
+        lent: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.state, self.rank, self.world, self.select, self.strict = state, rank, world, selection, strict
         self.problems = Problems()
-        self.saved = SavedView(saved, rename, self.problems)
-        self.result = RestorePlan(scratch=self.saved.scratch)
+        self.saved = SavedView(saved, rename, self.problems, lent)
+        self.result = RestorePlan(scratch=self.saved.scratch, spare=self.saved.spare)
         self._same: dict[int, tuple[str, torch.Tensor]] = {}
 
     def outcome(self, name: str, how: Literal["exact", "re-derived", "stayed live"], note: str = "") -> None:

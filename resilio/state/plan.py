@@ -40,6 +40,8 @@ class RestorePlan:
         renamed: saved flat key -> live one, of what comes back under another name.
         stayed: live flat keys that stay as they are; of an optimizer or other part that stays whole, its name.
         unused: saved flat keys that go nowhere; what is a rank's own is left out.
+        spare: live flat key -> host memory of `scratch` that no live object has: to be lent to the next plan, or to a
+            save. The plan must not be used any more then.
         generators: as they were before the plan was made: a live loader that is asked for its state may draw.
     """
 
@@ -53,6 +55,7 @@ class RestorePlan:
     renamed: dict[str, str] = field(default_factory=dict)
     stayed: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
+    spare: Callable[[], dict[str, torch.Tensor]] = dict
 
     def check(self) -> None:
         """Look at the filled scratch for what the records alone could not show. Touches nothing live.

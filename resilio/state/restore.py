@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ def plan_restore(
     absent: Iterable[str] = (),
     rename: Rename | None = None,
     strict: bool = True,
+    lent: Mapping[str, torch.Tensor] | None = None,
 ) -> RestorePlan:
     """Compare live state and checkpoint both ways, and say what to read. Changes nothing.
 
@@ -46,6 +47,8 @@ def plan_restore(
         absent: the same, for what this kind of checkpoint never has: no need for it to match anything.
         rename: saved prefix -> live prefix, or a function of saved flat keys. An optimizer follows its model's names.
         strict: whether what is on one side only is an error. Other shapes and dtypes always are.
+        lent: live flat key -> host memory for scratch, where it fits. Some may become live state: see
+            `RestorePlan.spare` for what did not.
 
     Raises:
         MismatchError: lists everything that does not fit.
@@ -53,7 +56,7 @@ def plan_restore(
 
     Ranks: local; all come to the same result.
     """
-    ctx = Context(state, saved, rank, world, Selection(only, exclude, absent), rename, strict)
+    ctx = Context(state, saved, rank, world, Selection(only, exclude, absent), rename, strict, lent)
     return _Planner(ctx).plan()
 
 

@@ -318,6 +318,8 @@ class OptimizerPlan:
             key = self.view.parameters.get(name, name) if isinstance(name, str) else name
             put_entry(optimizer.state, key, self._saved.value(tree), pairs)
         put_all(pairs)
+        for _, saved in pairs:
+            self._saved.copied(saved)
         for name in self._absent:
             optimizer.state.pop(self.view.parameters[name], None)
         for live, tree in zip(optimizer.param_groups, self._groups, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -171,10 +172,25 @@ class SavedView:
         leaves: live-side flat key -> saved flat key.
         scratch: saved flat key -> tensor to be filled.
         taken: saved flat keys that are put somewhere.
+        handed: how often each tensor of `scratch`, by its `id`, was handed to what may have kept it.
+
+    Args:
+        saved: the checkpoint.
+        rename: saved names -> live names.
+        problems: what speaks against a restore is added here.
+        lent: live-side flat key -> memory to be used for scratch.
     """
 
-    def __init__(self, saved: SavedState, rename: Rename | None, problems: Problems) -> None:
+    def __init__(
+        self,
+        saved: SavedState,
+        rename: Rename | None,
+        problems: Problems,
+        lent: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
         self.saved = saved
+        self.handed: Counter[int] = Counter()
+        self._lent = dict(lent or {})
         self.nodes: dict[str, Any] = {}
         self.leaves: dict[str, str] = {}
         self.scratch: dict[str, torch.Tensor] = {}
@@ -276,7 +292,8 @@ class SavedView:
     ) -> torch.Tensor:
         """The scratch tensor for a saved tensor, made if new; see `allocate`."""
         source = self.source(key)
-        new = allocate(self.saved.tensors[source], like, order=order, device=device)
+        lent = None if source in self.scratch else self._lent.pop(self.rename(source), None)
+        new = allocate(self.saved.tensors[source], like, order=order, device=device, lent=lent)
         known = self.scratch.setdefault(source, new)
         if known is not new and not _lie_alike(known, new):
             self._problems.others.append(
@@ -289,9 +306,22 @@ class SavedView:
     def leaf(self, key: str) -> Any:
         """The tensor (filled scratch) or a copy of the value of a saved key."""
         if self.spec(key) is not None:
-            return self.scratch[self.source(key)]
+            tensor = self.scratch[self.source(key)]
+            self.handed[id(tensor)] += 1
+            return tensor
         self._refuse_unread(key)
         return copy.deepcopy(self.saved.values[key])
+
+    def copied(self, tensor: torch.Tensor) -> None:
+        """Note that `tensor`, handed out before, was only copied from."""
+        self.handed[id(tensor)] -= 1
+
+    def spare(self) -> dict[str, torch.Tensor]:
+        """Live-side key -> row-major host memory of scratch that nothing else has: it was only copied from, or not
+        used yet. To be lent again.
+        """
+        free = {self.rename(key): local(one) for key, one in self.scratch.items() if not self.handed[id(one)]}
+        return {key: one for key, one in free.items() if one.device.type == "cpu" and one.is_contiguous()}
 
     def _refuse_unread(self, key: str) -> None:
         value = self.saved.values.get(key)

@@ -148,9 +148,15 @@ def fits(live: torch.Tensor, saved: torch.Tensor) -> bool:
 
 
 def _empty(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device, order: tuple[int, ...] | None
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    order: tuple[int, ...] | None,
+    lent: torch.Tensor | None,
 ) -> torch.Tensor:
     if order is None:
+        if lent is not None and lent.shape == tuple(shape) and lent.dtype == dtype and lent.device == device:
+            return lent
         return torch.empty(tuple(shape), dtype=dtype, device=device)
     back = sorted(range(len(order)), key=lambda position: order[position])
     return torch.empty([shape[dim] for dim in order], dtype=dtype, device=device).permute(back)
@@ -162,6 +168,7 @@ def allocate(
     *,
     order: tuple[int, ...] | None = None,
     device: torch.device | None = None,
+    lent: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """An uninitialised tensor for the saved tensor `spec`.
 
@@ -170,18 +177,19 @@ def allocate(
         like: lies on ranks as this one does if both have the same logical shape.
         order: memory order, as in `TensorSpec.order`.
         device: if there is no `like`; CPU by default.
+        lent: row-major memory, taken for this rank's elements if they lie so in it.
     """
     if isinstance(like, FlatShard) and tuple(like.shape) == spec.shape:
-        return like.like(torch.empty(like.run.shape, dtype=spec.dtype, device=like.run.device))
+        return like.like(_empty(like.run.shape, spec.dtype, like.run.device, None, lent))
     if isinstance(like, DTensor) and tuple(like.shape) == spec.shape:
         # The live local part already has the right size: uneven and empty shards need no arithmetic of ours.
-        inner = _empty(like._local_tensor.shape, spec.dtype, like._local_tensor.device, order)
+        inner = _empty(like._local_tensor.shape, spec.dtype, like._local_tensor.device, order, lent)
         return DTensor.from_local(
             inner, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
     if device is None:
         device = torch.device("cpu") if like is None else local(like).device
-    return _empty(spec.shape, spec.dtype, device, order)
+    return _empty(spec.shape, spec.dtype, device, order, lent)
 
 
 def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
