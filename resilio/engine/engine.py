@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -232,6 +232,7 @@ class Engine:
         progress: Callable[[int], None] | None = None,
         *,
         fingerprints: bool = False,
+        check_only: Collection[str] = (),
     ) -> None:
         """Read every tensor of `scratch` from the checkpoint, in place, checked against its digests.
 
@@ -240,6 +241,7 @@ class Engine:
             manifest: of the checkpoint.
             progress: called with the bytes of each finished read, from reading threads.
             fingerprints: whether to compare what all ranks have read with the fingerprints taken at save.
+            check_only: flat keys of tensors that are read and checked, and stay as they are.
 
         Raises:
             IntegrityError: bytes are not those that were saved; names object and tensor. `scratch` may hold anything.
@@ -249,7 +251,8 @@ class Engine:
         Blocks: until all ranks have read.
         """
         expected = checking.evidence(manifest) if fingerprints else None
-        dcp.load(scratch, CheckpointReader(self._storage, manifest, self._ranks, progress), Loader(), self._ranks)
+        reader = CheckpointReader(self._storage, manifest, self._ranks, progress, check_only)
+        dcp.load(scratch, reader, Loader(), self._ranks)
         if expected is not None:
             checking.compare(scratch, expected, manifest, self._ranks)
 

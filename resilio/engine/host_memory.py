@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["available_bytes"]
+__all__ = ["available_bytes", "lacks"]
+
+WORTH_ASKING = 1 << 24  # bytes; less is never what a host lacks
 
 _ROOT = Path("/")
 
@@ -38,6 +41,15 @@ def available_bytes(root: Path = _ROOT) -> int | None:
             taken = int((root / used).read_text()) - _fields(root / stat)[cache]
             found.append(max(0, most - taken))
     return min(found, default=None)
+
+
+def lacks(needed_bytes: int) -> bool:
+    """Whether as much as this cannot be had by each of this job's processes on this host, as far as anybody says."""
+    if needed_bytes < WORTH_ASKING:
+        return False
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun says it
+    available = available_bytes()
+    return available is not None and needed_bytes * int(processes if processes.isdigit() else 1) > available
 
 
 def _fields(path: Path) -> dict[str, int]:

@@ -7,7 +7,7 @@ no content. This one knows from the manifest where the raw bytes lie and what th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +29,10 @@ from .loading import ParallelReader, as_dtype
 __all__ = ["CheckpointReader"]
 
 
+_Prepared = tuple[list[tuple[int, memoryview]], Callable[[], None]]
+_Prepare = Callable[[], _Prepared]
+
+
 @dataclass(frozen=True)
 class _Read:
     """One span: where to read from, into which buffers, and what to do once they are filled.
@@ -45,7 +49,7 @@ class _Read:
     start: int
     size_bytes: int
     wanted_bytes: int
-    prepare: Callable[[], tuple[list[tuple[int, memoryview]], Callable[[], None]]]
+    prepare: _Prepare
 
 
 class CheckpointReader(ParallelReader):
@@ -56,6 +60,7 @@ class CheckpointReader(ParallelReader):
         manifest: verified root and parts.
         ranks: that read together.
         progress: called with the number of bytes of each finished read.
+        check_only: flat keys of tensors that are read and checked, and not touched.
     """
 
     def __init__(
@@ -64,9 +69,11 @@ class CheckpointReader(ParallelReader):
         manifest: LoadedManifest,
         ranks: Ranks,
         progress: Callable[[int], None] | None = None,
+        check_only: Collection[str] = (),
     ) -> None:
         super().__init__(storage, ranks, progress)
         self._manifest = manifest
+        self._check_only = check_only
         self._digests: dict[str, bytes | IntegrityError] = {}
         self._lock = threading.Lock()
 
@@ -95,21 +102,24 @@ class CheckpointReader(ParallelReader):
         if target.numel() == 0:
             return []
         box = Box(tuple(piece.piece.sizes), tuple(item.storage_offsets), tuple(item.lengths), target.element_size())
-        at = piece.piece.at
+
+        def read(span: Run | Span, wanted_bytes: int, way: _Prepare) -> _Read:
+            if name in self._check_only:
+                way = partial(self._checked, piece, span, name)
+            return _Read(piece, piece.piece.at + span.start, span.end - span.start, wanted_bytes, way)
+
         if box.one_run and target.is_contiguous() and target.device.type == "cpu":
             live, begin = _bytes_of(target), box.first
             return [
-                _Read(
-                    *(piece, at + run.start, run.end - run.start, run.stop - run.first),
+                read(
+                    run,
+                    run.stop - run.first,
                     partial(self._in_place, piece, run, live[run.first - begin : run.stop - begin], name),
                 )
                 for run in cut(box)
             ]
         return [
-            _Read(
-                *(piece, at + span.start, span.end - span.start, span.box.size_bytes),
-                partial(self._picked, piece, span, _narrow(target, span), name),
-            )
+            read(span, span.box.size_bytes, partial(self._picked, piece, span, _narrow(target, span), name))
             for span in split(box)
         ]
 
@@ -131,9 +141,14 @@ class CheckpointReader(ParallelReader):
             raise joined(failed, key)
         self._progress(sum(read.wanted_bytes for read in batch))
 
-    def _picked(
-        self, piece: PlacedPiece, span: Span, target: torch.Tensor, name: str
-    ) -> tuple[list[tuple[int, memoryview]], Callable[[], None]]:
+    def _checked(self, piece: PlacedPiece, span: Run | Span, name: str) -> _Prepared:
+        """Nothing is kept of it."""
+        buffer = torch.empty(span.end - span.start, dtype=torch.uint8, device="cpu").numpy().data
+        return [(piece.piece.at + span.start, buffer)], lambda: self._check(
+            piece, span.start // BLOCK_SIZE, buffer, name
+        )
+
+    def _picked(self, piece: PlacedPiece, span: Span, target: torch.Tensor, name: str) -> _Prepared:
         """Elements picked from a buffer by strides: the copy also changes the memory order and crosses devices."""
         box = span.box
         buffer = torch.empty(span.end - span.start, dtype=torch.uint8, device="cpu")
@@ -145,9 +160,7 @@ class CheckpointReader(ParallelReader):
 
         return [(piece.piece.at + span.start, _bytes_of(buffer))], place
 
-    def _in_place(
-        self, piece: PlacedPiece, span: Run, live: memoryview, name: str
-    ) -> tuple[list[tuple[int, memoryview]], Callable[[], None]]:
+    def _in_place(self, piece: PlacedPiece, span: Run, live: memoryview, name: str) -> _Prepared:
         """Whole blocks straight into `live`; a partial one at either end through a buffer of its own."""
         at, first, end = piece.piece.at, span.first, span.stop
         body_start = span.start if first == span.start else min(span.start + BLOCK_SIZE, span.end)

@@ -22,7 +22,6 @@ from .structure import local_tensor
 
 __all__ = ["Stager"]
 
-_WORTH_ASKING = 1 << 24  # bytes; less is never what a host lacks
 _SAMPLE = 8  # elements at either end of a tensor
 
 
@@ -213,7 +212,7 @@ class _Late:
 
 def _refuse_without_memory(needed_bytes: int) -> None:
     """Raise rather than be killed, where the kernel says how much memory is left."""
-    available = host_memory.available_bytes() if needed_bytes >= _WORTH_ASKING else None
+    available = host_memory.available_bytes() if needed_bytes >= host_memory.WORTH_ASKING else None
     if available is not None and needed_bytes > available:
         raise SaveError(
             f"no host memory to copy the state: it takes {needed_bytes:,} bytes, and {available:,} are available. "

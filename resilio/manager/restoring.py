@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 
 import torch
 
 from ..clock import Clock
-from ..engine import Engine, ForeignCheckpoint, fill_foreign, saved_state
+from ..engine import Engine, ForeignCheckpoint, fill_foreign, host_memory, saved_state
 from ..errors import ResilioError, RestoreError
 from ..ranks import Ranks
 from ..records.health import faults, faults_text
+from ..records.manifest import LoadedManifest
 from ..state.plan import RestorePlan
 from ..state.restore import plan_restore
 from ..state.saved import refuse_loose_ends
@@ -97,12 +99,17 @@ def _restore(
                 )
             plan = _plan(state, source, ranks, asked, lent)
             needed_bytes = sum(local_tensor(tensor).nbytes for tensor in plan.scratch.values())
+            direct = _in_place(plan, source, ranks, asked)
             bar = ReadProgress(f"restoring step {info.step}", needed_bytes, progress if ranks.coordinator else False)
             with bar as read:
                 if isinstance(source, ForeignCheckpoint):
                     fill_foreign(plan.scratch, source, storage, ranks, read)
                 else:
-                    engine.fill(plan.scratch, source, read, fingerprints=asked.check_fingerprints)
+                    engine.fill(
+                        plan.scratch, source, read, fingerprints=asked.check_fingerprints, check_only=direct or ()
+                    )
+                    if direct is not None:
+                        plan.stock.insert(0, ("what is read in place", partial(_fill, direct, engine, source, read)))
             break
         except ResilioError as error:
             # The same error on all ranks, so all of them go on to the same next one.
@@ -112,12 +119,12 @@ def _restore(
             picker.found(bad[0], error)
             _warn(_DAMAGED, bad, ranks)
             passed += bad
-        lent = plan.spare()
+        lent = plan.memory.spare()
         del plan
     _warn(_UNFINISHED, never, ranks)
     outcomes = plan.apply(lambda failed: ranks.agree(failed, RestoreError, what="putting state back"))
     if staged:
-        engine.keep(plan.spare())
+        engine.keep(plan.memory.spare())
     report = RestoreReport(
         found=info,
         outcomes=outcomes_of_foreign(outcomes) if isinstance(source, ForeignCheckpoint) else tuple(outcomes),
@@ -166,6 +173,30 @@ def _plan(
         error = caught
     ranks.agree(error, RestoreError, what="planning a restore")
     return plan
+
+
+def _in_place(plan: RestorePlan, source: Source, ranks: Ranks, asked: Asked) -> dict[str, torch.Tensor] | None:
+    """Where some rank's host has no memory for scratch beside the state: what shall be checked first and then read
+    again, straight into live tensors, which stand for it in `plan.scratch`. On all ranks then, else on none.
+    """
+    if isinstance(source, ForeignCheckpoint) or asked.check_fingerprints:  # nothing to check by; or values are needed
+        return None
+    if not any(ranks.gather(host_memory.lacks(plan.memory.fresh_bytes), "looking for memory")):
+        return None
+    if ranks.coordinator:
+        _log.warning(
+            "no host memory to read the checkpoint beside the live state: it is read once to check it, and then once "
+            "more in place. Damage leaves live state as it was; should the storage fail or change between the two, "
+            "LiveStateError says that live state is a mixture"
+        )
+    return plan.memory.in_place()
+
+
+def _fill(direct: dict[str, torch.Tensor], engine: Engine, source: LoadedManifest, read: ReadProgress) -> None:
+    """Read in place what was found to be whole."""
+    engine.fill(direct, source, read)
+    for tensor in direct.values():
+        torch.autograd.graph.increment_version(local_tensor(tensor))
 
 
 def _choose(picker: Picker) -> tuple[Picked | None, list[Damage], list[Damage]]:

@@ -46,7 +46,7 @@ class Context:
         self.state, self.rank, self.world, self.select, self.strict = state, rank, world, selection, strict
         self.problems = Problems()
         self.saved = SavedView(saved, rename, self.problems, lent)
-        self.result = RestorePlan(scratch=self.saved.scratch, spare=self.saved.spare)
+        self.result = RestorePlan(self.saved.scratch)
         self._same: dict[int, tuple[str, torch.Tensor]] = {}
 
     def outcome(self, name: str, how: Literal["exact", "re-derived", "stayed live"], note: str = "") -> None:

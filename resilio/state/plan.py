@@ -11,6 +11,7 @@ import torch
 from ..errors import LiveStateError, RanksLostError, RestoreError
 from .flat import Outcome
 from .rng import capture_rng, restore_rng
+from .scratch import Scratch
 from .tree import text_of
 
 __all__ = ["Agree", "Own", "RestorePlan", "Step"]
@@ -36,16 +37,13 @@ class RestorePlan:
     """What a restore will do to live objects; until `apply` it has done nothing.
 
     Attributes:
-        scratch: saved flat key -> tensor to be filled from the checkpoint, allocated like the live one.
+        memory: what is read into; by saved flat key, each allocated like the live one.
         renamed: saved flat key -> live one, of what comes back under another name.
         stayed: live flat keys that stay as they are; of an optimizer or other part that stays whole, its name.
         unused: saved flat keys that go nowhere; what is a rank's own is left out.
-        spare: live flat key -> host memory of `scratch` that no live object has: to be lent to the next plan, or to a
-            save. The plan must not be used any more then.
-        generators: as they were before the plan was made: a live loader that is asked for its state may draw.
     """
 
-    scratch: dict[str, torch.Tensor] = field(default_factory=dict)
+    memory: Scratch = field(default_factory=Scratch)
     generators: dict[str, Any] = field(default_factory=capture_rng)
     checks: list[Step] = field(default_factory=list)
     own: list[Own] = field(default_factory=list)
@@ -55,7 +53,11 @@ class RestorePlan:
     renamed: dict[str, str] = field(default_factory=dict)
     stayed: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
-    spare: Callable[[], dict[str, torch.Tensor]] = dict
+
+    @property
+    def scratch(self) -> dict[str, torch.Tensor]:
+        """Saved flat key -> tensor to be filled from the checkpoint."""
+        return self.memory.tensors
 
     def check(self) -> None:
         """Look at the filled scratch for what the records alone could not show. Touches nothing live.

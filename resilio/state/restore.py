@@ -48,7 +48,7 @@ def plan_restore(
         rename: saved prefix -> live prefix, or a function of saved flat keys. An optimizer follows its model's names.
         strict: whether what is on one side only is an error. Other shapes and dtypes always are.
         lent: live flat key -> host memory for scratch, where it fits. Some may become live state: see
-            `RestorePlan.spare` for what did not.
+            `Scratch.spare` for what did not.
 
     Raises:
         MismatchError: lists everything that does not fit.
@@ -123,7 +123,7 @@ class _Planner:
         prefix = part.name
         hidden = ".".join(("buffers_np", *filter(None, [module_prefix(part.path)])))
         own: dict[str, Any] = {}  # canonical name -> saved node, for the module's own load_state_dict
-        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        copies: list[tuple[torch.Tensor, str]] = []  # live tensor, saved key
         skipped: list[str] = []
         missing: list[str] = []
         found = [(f"{prefix}.{name}", name, view.slots.get(name), value) for name, value in view.entries.items()]
@@ -141,7 +141,10 @@ class _Planner:
                 if own_load:
                     own[name] = node
                 elif scratch is not None:
-                    copies.append((self.ctx.narrowed(key, view.target(value), scratch), scratch))
+                    live, source = view.target(value), self.ctx.saved.source(node.key)
+                    copies.append((self.ctx.narrowed(key, live, scratch), source))
+                    if live is value:
+                        self.ctx.saved.scratch.goes_into(source, live)
             else:
                 self.ctx.want_all(node, value)
                 own[name] = node
@@ -157,7 +160,11 @@ class _Planner:
                     lambda: view.load({name: self.ctx.saved.value(node) for name, node in own.items()}),
                 )
             )
-        self.ctx.result.stock += [(part.name, lambda: put_all(copies)), (part.name, view.written)]
+
+        def put() -> None:
+            put_all((live, self.ctx.saved.scratch.tensors[source]) for live, source in copies)
+
+        self.ctx.result.stock += [(part.name, put), (part.name, view.written)]
         if not copies and not own and found:
             self.ctx.outcome(part.name, "stayed live", "not asked for" if skipped else "not in the checkpoint")
         else:

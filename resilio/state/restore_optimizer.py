@@ -49,6 +49,7 @@ class OptimizerPlan:
         self._groups: list[dict[str, Any]] = [{} for _ in view.shown.param_groups]  # trees of hyper-parameters
         self._other: dict[str, Any] = {}
         self._absent: list[str] = []
+        self._live: dict[str, torch.Tensor] = {}  # saved key -> tensor in whose place it comes
         self._left: set[tuple[Any, ...]] = set()  # what was saved and is not asked for
         self._said: list[Any] = []  # trees of what is only read: names of parameters, preferences
         self._plan(saved.nodes[name])
@@ -239,6 +240,8 @@ class OptimizerPlan:
             self._want(key, parameter, order)
         else:
             self._saved.want(key, None, order=order, device=_device(spec, live, parameter, group))
+        if live is not None and key.endswith(f".state.{saved_name}.{key.rpartition('.')[2]}"):
+            self._live[self._saved.source(key)] = live
 
     def _parameter_spec(self, saved_name: str) -> TensorSpec | None:
         for key in (f"model.{saved_name}", saved_name):
@@ -252,8 +255,11 @@ class OptimizerPlan:
             self._saved.want(key, like, order=order)
 
     def take(self) -> None:
-        """Note which saved keys this restores."""
+        """Note which saved keys this restores, and what is only copied from."""
         self._saved.take([*self._state.values(), *self._groups, *self._other.values(), self._said])
+        if self.stock and not isinstance(self.view.shown, FlatOptimizer):
+            for key, live in self._live.items():
+                self._saved.scratch.goes_into(key, live)
 
     @property
     def stayed(self) -> tuple[list[str], int]:
@@ -319,7 +325,7 @@ class OptimizerPlan:
             put_entry(optimizer.state, key, self._saved.value(tree), pairs)
         put_all(pairs)
         for _, saved in pairs:
-            self._saved.copied(saved)
+            self._saved.scratch.copied(saved)
         for name in self._absent:
             optimizer.state.pop(self.view.parameters[name], None)
         for live, tree in zip(optimizer.param_groups, self._groups, strict=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -13,7 +12,8 @@ import torch
 from ..errors import ConfigError, FormatError, MismatchError
 from .flat import Ref, SavedState, TensorSpec, Unread
 from .flat_shard import FlatShard
-from .tensors import allocate, local
+from .scratch import Scratch
+from .tensors import local
 from .tree import build, refs
 
 __all__ = [
@@ -170,9 +170,8 @@ class SavedView:
         saved: the checkpoint.
         nodes: live-side path -> node of the saved tree; leaves and containers.
         leaves: live-side flat key -> saved flat key.
-        scratch: saved flat key -> tensor to be filled.
+        scratch: what is to be filled.
         taken: saved flat keys that are put somewhere.
-        handed: how often each tensor of `scratch`, by its `id`, was handed to what may have kept it.
 
     Args:
         saved: the checkpoint.
@@ -189,11 +188,9 @@ class SavedView:
         lent: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.saved = saved
-        self.handed: Counter[int] = Counter()
-        self._lent = dict(lent or {})
         self.nodes: dict[str, Any] = {}
         self.leaves: dict[str, str] = {}
-        self.scratch: dict[str, torch.Tensor] = {}
+        self.scratch = Scratch(lent)
         self.taken: set[str] = set()
         self._problems = problems
         self._claimed: set[str] = set()
@@ -292,9 +289,8 @@ class SavedView:
     ) -> torch.Tensor:
         """The scratch tensor for a saved tensor, made if new; see `allocate`."""
         source = self.source(key)
-        lent = None if source in self.scratch else self._lent.pop(self.rename(source), None)
-        new = allocate(self.saved.tensors[source], like, order=order, device=device, lent=lent)
-        known = self.scratch.setdefault(source, new)
+        new = self.scratch.make(source, self.rename(source), self.saved.tensors[source], like, order, device)
+        known = self.scratch.tensors[source]
         if known is not new and not _lie_alike(known, new):
             self._problems.others.append(
                 f"{key} was saved tied to another tensor, but the two lie on ranks differently now; tie them, or place "
@@ -306,22 +302,9 @@ class SavedView:
     def leaf(self, key: str) -> Any:
         """The tensor (filled scratch) or a copy of the value of a saved key."""
         if self.spec(key) is not None:
-            tensor = self.scratch[self.source(key)]
-            self.handed[id(tensor)] += 1
-            return tensor
+            return self.scratch.hand(self.source(key))
         self._refuse_unread(key)
         return copy.deepcopy(self.saved.values[key])
-
-    def copied(self, tensor: torch.Tensor) -> None:
-        """Note that `tensor`, handed out before, was only copied from."""
-        self.handed[id(tensor)] -= 1
-
-    def spare(self) -> dict[str, torch.Tensor]:
-        """Live-side key -> row-major host memory of scratch that nothing else has: it was only copied from, or not
-        used yet. To be lent again.
-        """
-        free = {self.rename(key): local(one) for key, one in self.scratch.items() if not self.handed[id(one)]}
-        return {key: one for key, one in free.items() if one.device.type == "cpu" and one.is_contiguous()}
 
     def _refuse_unread(self, key: str) -> None:
         value = self.saved.values.get(key)

@@ -18,6 +18,7 @@ __all__ = [
     "allocate",
     "expanded",
     "fits",
+    "is_plain_run",
     "local",
     "memory_order",
     "put",
@@ -90,7 +91,7 @@ def expanded(tensor: torch.Tensor) -> bool:
 def put(live: torch.Tensor, saved: torch.Tensor) -> None:
     """Write this rank's elements of `saved` into `live`, in place; see `fits`."""
     x, y = local(live), local(saved)
-    if _is_plain_run(x) and _is_plain_run(y) and x.dtype == y.dtype and x.shape == y.shape:
+    if is_plain_run(x) and is_plain_run(y) and x.dtype == y.dtype and x.shape == y.shape:
         _copy_bytes(x, y)
         return
     for dim, (stride, size) in enumerate(zip(x.stride(), x.shape, strict=True)):
@@ -101,8 +102,9 @@ def put(live: torch.Tensor, saved: torch.Tensor) -> None:
 
 
 def put_all(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """`put` each pair, several at a time; of two for one tensor the last."""
-    todo = sorted({id(live): (live, saved) for live, saved in pairs}.values(), key=lambda pair: -local(pair[0]).nbytes)
+    """`put` each pair, several at a time; of two for one tensor the last. What is there already is left."""
+    last = {id(live): (live, saved) for live, saved in pairs if not same_memory(live, saved)}
+    todo = sorted(last.values(), key=lambda pair: -local(pair[0]).nbytes)
     threads = min(_THREADS, os.cpu_count() or 1)
     if threads == 1 or sum(local(live).nbytes for live, _ in todo) < _WORTH_THREADS:
         _put_each(todo)
@@ -117,7 +119,7 @@ def _put_each(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         put(live, saved)
 
 
-def _is_plain_run(tensor: torch.Tensor) -> bool:
+def is_plain_run(tensor: torch.Tensor) -> bool:
     """Whether its elements are bytes of host memory side by side, which anybody may write."""
     return (
         tensor.device.type == "cpu"
