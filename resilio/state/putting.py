@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .tensors import put, same_layout
 
-__all__ = ["Pairs", "in_kind", "into_live", "put_entry", "saved_copy"]
+__all__ = ["Pairs", "in_kind", "into_live", "put_entry", "remembered", "saved_copy"]
 
 
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
@@ -64,3 +65,28 @@ def in_kind(live: Any, saved: Any) -> Any:
     if isinstance(live, (int, float)) and isinstance(saved, torch.Tensor) and saved.numel() == 1:
         return saved.item()
     return saved
+
+
+def remembered(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """Remember what an optimizer's own load may change; calling the result puts it back."""
+    before = copy.deepcopy(optimizer.state_dict())
+    # Its own load may be what cannot be trusted: state and groups are put back by hand after it.
+    state, entries = optimizer.state, [(key, entry, saved_copy(entry)) for key, entry in optimizer.state.items()]
+    groups = [(group, dict(group), saved_copy(_without_params(group))) for group in optimizer.param_groups]
+
+    def undo() -> None:
+        optimizer.load_state_dict(before)
+        state.clear()
+        for key, entry, copied in entries:
+            state[key] = into_live(entry, copied)
+        for group, shallow, copied in groups:
+            group.clear()
+            group.update({**shallow, **into_live(_without_params(shallow), copied)})
+        optimizer.state = state
+        optimizer.param_groups[:] = [group for group, _, _ in groups]
+
+    return undo
+
+
+def _without_params(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}

@@ -15,7 +15,7 @@ from .flat import Ref, TensorSpec
 from .flat_shard import FlatShard
 from .fsdp1_optimizer import FlatOptimizer
 from .optimizer import PREFERENCES, OptimizerView, named_form, numbered_form
-from .putting import Pairs, in_kind, into_live, put_entry, saved_copy
+from .putting import Pairs, in_kind, into_live, put_entry, remembered
 from .saved import Problems, SavedView, mismatch
 from .tensors import local, memory_order, put_all
 from .tree import refs
@@ -384,32 +384,11 @@ class OptimizerPlan:
 
     def undo(self) -> Callable[[], None]:
         """Remember what `load_own` may change; calling the result puts it back."""
-        optimizer = self.view.optimizer
-        before = copy.deepcopy(optimizer.state_dict())
-        # Its own load may be what cannot be trusted: state and groups are put back by hand after it.
-        state, entries = optimizer.state, [(key, entry, saved_copy(entry)) for key, entry in optimizer.state.items()]
-        groups = [(group, dict(group), saved_copy(_without_params(group))) for group in optimizer.param_groups]
-
-        def undo() -> None:
-            optimizer.load_state_dict(before)
-            state.clear()
-            for key, entry, copied in entries:
-                state[key] = into_live(entry, copied)
-            for group, shallow, copied in groups:
-                group.clear()
-                group.update({**shallow, **into_live(_without_params(shallow), copied)})
-            optimizer.state = state
-            optimizer.param_groups[:] = [group for group, _, _ in groups]
-
-        return undo
+        return remembered(self.view.optimizer)
 
 
 def _entries(name: Any, entry: Any) -> set[tuple[Any, ...]]:
     return {("state", name, key) for key in entry} if isinstance(entry, dict) else {("state", name)}
-
-
-def _without_params(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}
 
 
 def _device(
