@@ -43,11 +43,17 @@ class Box:
     @cached_property
     def first(self) -> int:
         """Byte offset of the first element in the piece."""
-        return self.itemsize * sum(o * s for o, s in zip(self.offsets, self.strides, strict=True))
+        return (
+            0
+            if not any(self.offsets)
+            else self.itemsize * sum(o * s for o, s in zip(self.offsets, self.strides, strict=True))
+        )
 
     @cached_property
     def end(self) -> int:
         """Byte offset behind the last element in the piece."""
+        if self.lengths == self.sizes:
+            return self.size_bytes
         last = sum((o + n - 1) * s for o, n, s in zip(self.offsets, self.lengths, self.strides, strict=True))
         return self.itemsize * (last + 1)
 
@@ -59,7 +65,7 @@ class Box:
     @property
     def one_run(self) -> bool:
         """Whether the elements lie side by side in the piece."""
-        return self.end - self.first == self.size_bytes
+        return self.lengths == self.sizes or self.end - self.first == self.size_bytes
 
     def narrow(self, dim: int, start: int, length: int) -> Box:
         """The part `start` … `start + length` of dimension `dim`, counted within this box."""

@@ -183,7 +183,7 @@ def refs(tree: Any) -> Iterator[str]:
     """The flat keys of all leaves of `tree`, in order."""
     if isinstance(tree, Ref):
         yield tree.key
-    elif isinstance(tree, Mapping):
+    elif isinstance(tree, (dict, Mapping)):  # an abstract class takes long to ask
         for below in tree.values():
             yield from refs(below)
     elif isinstance(tree, (list, tuple, set, frozenset)):
@@ -200,7 +200,7 @@ def build(tree: Any, leaf: Callable[[str], Any]) -> Any:
     """
     if isinstance(tree, Ref):
         return leaf(tree.key)
-    if isinstance(tree, Mapping):
+    if isinstance(tree, (dict, Mapping)):
         return type(tree)((k, build(v, leaf)) for k, v in tree.items())  # type: ignore[call-arg]
     if isinstance(tree, (list, tuple, set, frozenset)):
         return type(tree)(build(v, leaf) for v in tree)
