@@ -68,8 +68,8 @@ def damage_json(damage: Damage) -> dict[str, Any]:
 
 
 def is_open(damage: Damage) -> bool:
-    """Whether a finding is that a plugin could not tell."""
-    return bool(damage.facts.get("inconclusive"))
+    """Whether a finding is that nothing could be told: a plugin could not, or a newer resilio wrote it."""
+    return bool(damage.facts.get("inconclusive") or damage.facts.get("newer"))
 
 
 def damage_line(damage: Damage) -> str:

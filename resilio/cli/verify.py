@@ -41,8 +41,8 @@ def verify(
 
     With --sample or --quick less is read, and the answer says how much.
 
-    Exit codes: 0 all that was read is what was saved; 1 something is not; 3 nothing is, but a plugin could not tell, or
-    plain DCP wrote it, so nothing can be proven; 4 there is no such checkpoint.
+    Exit codes: 0 all that was read is what was saved; 1 something is not; 3 nothing is, but a plugin could not tell, a
+    newer resilio wrote it, or plain DCP did, so nothing can be proven; 4 there is no such checkpoint.
     """
     from ..errors import ConfigError, FormatError, IntegrityError, NoCheckpointError, NotFoundError
     from ..hooks import Calls, host, open_storage
@@ -104,9 +104,9 @@ def _put_away(storage: Storage, ref: CheckpointRef, damage: list[Damage]) -> boo
     from ..records.second_look import still_there
     from .pages import is_open
 
-    found = [one for one in damage if not is_open(one)]
-    if any(one.facts.get("newer") for one in found):
+    if any(one.facts.get("newer") for one in damage):
         return False
+    found = [one for one in damage if not is_open(one)]
     blocks = [one for one in found if "blocks" in one.facts]
     if blocks:  # a read may go wrong for once
         try:
