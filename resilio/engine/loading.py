@@ -10,17 +10,18 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from ..errors import IntegrityError, InternalError, ResilioError, RestoreError, StorageError
 from ..ranks import Ranks, portable, raise_first
 from ..records.problems import PROBLEMS_MAX, joined
 from ..state.flat_shard import FlatShard
+from ..state.tensors import local
 from ..storage.base import Storage
 from . import dcp
-from .structure import local_tensor
 
 __all__ = ["Loader", "ParallelReader", "as_dtype"]
 
@@ -53,13 +54,14 @@ class Loader(LoadPlanner):
     def create_local_plan(self) -> LoadPlan:
         """One read item per overlap of a saved piece and this rank's part."""
         items: list[ReadItem] = []
+        known: dict[Any, list[ReadItem]] = {}  # finding them takes long, and layers and moments are alike
         for key, tensor in self._state.items():
             saved = self._metadata.state_dict_metadata[key]
             assert isinstance(saved, TensorStorageMetadata)
-            if type(tensor) is torch.Tensor and len(saved.chunks) == 1 and tensor.numel():
-                items.append(_whole(key, tensor.shape))
-            else:
-                items += dcp.read_items(key, saved, tensor)
+            kind = _kind(tensor, saved)
+            if kind not in known:
+                known[kind] = dcp.read_items(key, saved, tensor)
+            items += [_of(key, item) for item in known[kind]]
         return LoadPlan(items)
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
@@ -80,7 +82,7 @@ class Loader(LoadPlanner):
         if isinstance(whole, FlatShard):
             tensor = whole.box_at(read_item.dest_index.offset or ())
         else:
-            tensor = local_tensor(whole)
+            tensor = local(whole)
         for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
             if length != tensor.shape[dim]:
                 tensor = tensor.narrow(dim, start, length)
@@ -90,11 +92,27 @@ class Loader(LoadPlanner):
         """Filled in place already."""
 
 
-def _whole(key: str, shape: torch.Size) -> ReadItem:
-    """All of a tensor, saved as one piece: what DCP would find, in a tenth of the time."""
-    zeros = torch.Size([0] * len(shape))
-    place = MetadataIndex(key, zeros, 0)
-    return ReadItem(LoadItemType.TENSOR, place, zeros, place, zeros, shape)
+def _kind(tensor: torch.Tensor, saved: TensorStorageMetadata) -> Any:
+    """All that the reads of a tensor depend on, but for its name."""
+    pieces = tuple((chunk.offsets, chunk.sizes) for chunk in saved.chunks)
+    if isinstance(tensor, FlatShard):
+        return tensor.shape, tensor.start, tensor.run.shape, tensor.order, pieces
+    if isinstance(tensor, DTensor):
+        return tensor.shape, tensor.placements, id(tensor.device_mesh), pieces
+    return tensor.shape, pieces
+
+
+def _of(key: str, item: ReadItem) -> ReadItem:
+    """The same read of another tensor."""
+    there, here = item.dest_index, item.storage_index
+    return ReadItem(
+        item.type,
+        MetadataIndex(key, there.offset, there.index),
+        item.dest_offsets,
+        MetadataIndex(key, here.offset, here.index),
+        item.storage_offsets,
+        item.lengths,
+    )
 
 
 class ParallelReader(StorageReader):
