@@ -61,6 +61,7 @@ class LocalPlan:
         values: flat key -> JSON-able value, of those this rank would write.
         ties: flat key -> twin.
         paths: flat key -> path, of all keys.
+        form: of the state that it was made of, see `FlatState`.
         agreed: what all ranks have made of this very structure before, if this rank knows.
     """
 
@@ -69,6 +70,7 @@ class LocalPlan:
     values: dict[str, Any]
     ties: dict[str, str]
     paths: dict[str, tuple[str | int, ...]]
+    form: object
     agreed: AgreedPlan | None = None
 
     @classmethod
@@ -84,7 +86,10 @@ class LocalPlan:
             CaptureError: a tensor is of a dtype that the format does not know.
         """
         own = rank_prefix(rank)
-        structure = before.structure if before is not None and before.structure.fits(flat) else Structure.of(flat, rank)
+        if before is not None and (before.form is flat.form or before.structure.fits(flat)):
+            structure = before.structure
+        else:
+            structure = Structure.of(flat, rank)
         hashes: dict[str, str] = {}
         values: dict[str, Any] = {}
         for key, value in flat.values.items():
@@ -100,7 +105,7 @@ class LocalPlan:
             buffers={key: _content_hash(flat.tensors[key]) for key in structure.buffers},
             paths={key: path for key, path in flat.paths.items() if key.startswith(own)},
         )
-        return cls(structure, evidence, values, dict(flat.ties), dict(flat.paths))
+        return cls(structure, evidence, values, flat.ties, flat.paths, flat.form)
 
     @property
     def stand(self) -> Stand:

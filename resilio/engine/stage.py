@@ -116,13 +116,15 @@ class Stager(AsyncStager):
     def _copies(self, state_dict: dict[str, Any], late: _Late) -> dict[str, Any]:
         staged: dict[str, Any] = {}
         buffers: dict[str, torch.Tensor] = {}
-        missing = {key: local_tensor(value) for key, value in state_dict.items() if self._lacks(key, value)}
-        _refuse_without_memory(sum(tensor.nbytes for tensor in missing.values()))
+        parts = {key: local_tensor(value) for key, value in state_dict.items() if isinstance(value, torch.Tensor)}
+        missing = {key for key, local in parts.items() if self._lacks(key, local)}
+        _refuse_without_memory(sum(parts[key].nbytes for key in missing))
+        now: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         for key, value in state_dict.items():
-            if not isinstance(value, torch.Tensor):
+            local = parts.get(key)
+            if local is None:
                 staged[key] = value
                 continue
-            local = local_tensor(value)
             if key in missing:
                 with torch.inference_mode(False):  # a buffer made in inference mode cannot be written outside of it
                     buffer = torch.empty(local.shape, dtype=local.dtype, device="cpu")
@@ -132,16 +134,17 @@ class Stager(AsyncStager):
             if key in self._late:
                 late.add(key, local, buffer)
             else:
-                buffer.copy_(local)
+                now[0].append(buffer)
+                now[1].append(local)
             staged[key] = value.like(buffer) if isinstance(value, FlatShard) else buffer
+        if now[0]:
+            torch._foreach_copy_(*now)  # in one call: most are small
         self._buffers = buffers  # what the state no longer has is given back
         return staged
 
-    def _lacks(self, key: str, value: Any) -> bool:
+    def _lacks(self, key: str, local: torch.Tensor) -> bool:
         """Whether there is no buffer for it yet."""
-        if not isinstance(value, torch.Tensor):
-            return False
-        buffer, local = self._buffers.get(key), local_tensor(value)
+        buffer = self._buffers.get(key)
         return buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype
 
     def lend(self) -> dict[str, torch.Tensor]:
@@ -226,8 +229,12 @@ def _refuse_without_memory(needed_bytes: int) -> None:
 def _ends(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Views of the first and the last few elements."""
     if tensor.is_contiguous():
-        flat = tensor.view(-1)
-        return flat[:_SAMPLE], flat[-_SAMPLE:]
+        count = min(_SAMPLE, tensor.numel())
+        begin = tensor.storage_offset()
+        return (
+            tensor.as_strided((count,), (1,), begin),
+            tensor.as_strided((count,), (1,), begin + tensor.numel() - count),
+        )
     first = last = tensor
     while first.dim() > 1:
         first, last = first[0], last[-1]

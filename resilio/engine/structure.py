@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +14,11 @@ from ..errors import CaptureError
 from ..records.health import trained_keys
 from ..records.manifest import ITEMSIZE
 from ..records.values import canonical_bytes, encode_value
+from ..state.again import layout
 from ..state.flat import FlatState, Ref, rank_prefix
 from ..state.flat_shard import FlatShard
-from ..state.tensors import memory_order
+from ..state.tensors import local, memory_order
+from ..state.tree import alike
 from . import dcp
 
 __all__ = ["Spec", "Structure", "hash_of", "local_tensor"]
@@ -29,10 +30,9 @@ _EARLY = 1 << 16  # bytes; a tensor below is copied sooner than it is looked aft
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a sharded tensor, a plain tensor as it is; detached."""
-    if isinstance(tensor, FlatShard):
-        return tensor.run.detach()
-    tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if type(tensor) is not torch.Tensor:
+        tensor = local(tensor)
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Structure:
     tree_hash: str
     _facts: Any
     _trees: tuple[Any, Any]
+    _form: object
 
     @classmethod
     def of(cls, flat: FlatState, rank: int) -> Structure:
@@ -114,11 +115,14 @@ class Structure:
             tree_hash=hash_of(canonical_bytes(tree)),
             _facts=_facts(flat),
             _trees=(flat.tree, flat.local_tree),
+            _form=flat.form,
         )
 
     def fits(self, flat: FlatState) -> bool:
         """Whether `flat` of the same rank has this structure."""
-        same = _alike(flat.tree, self._trees[0]) and _alike(flat.local_tree, self._trees[1])
+        if flat.form is self._form:
+            return True
+        same = alike(flat.tree, self._trees[0]) and alike(flat.local_tree, self._trees[1])
         return same and _facts(flat) == self._facts
 
 
@@ -130,28 +134,7 @@ def hash_of(data: bytes | memoryview) -> str:
 def _facts(flat: FlatState) -> Any:
     """All that a structure is found from, but for the trees."""
     groups = [(key, value) for key, value in flat.values.items() if key.endswith(".params")]  # what is trained
-    return list(flat.kinds.items()), list(map(_layout, flat.tensors.values())), list(flat.values), groups, flat.ties
-
-
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    if isinstance(tensor, FlatShard):
-        return FlatShard, tensor.dtype, tensor.shape, tensor.start, tensor.run.shape, tensor.order
-    if isinstance(tensor, DTensor):
-        local = tensor.to_local()
-        mesh = tensor.device_mesh
-        return DTensor, tensor.dtype, tensor.shape, tensor.placements, mesh, local.shape, local.stride(), local.device
-    return torch.Tensor, tensor.dtype, tensor.shape, tensor.stride(), tensor.device
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Equal, in the same order, of the same containers."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, Mapping):
-        return list(one) == list(other) and all(map(_alike, one.values(), other.values()))
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    return bool(one == other)
+    return list(flat.kinds.items()), list(map(layout, flat.tensors.values())), list(flat.values), groups, flat.ties
 
 
 def _may_be_late(flat: FlatState, key: str, trained: frozenset[str]) -> bool:

@@ -12,6 +12,7 @@ from ..engine import Engine
 from ..engine.agreed import Stand
 from ..engine.plan import LocalPlan
 from ..engine.replicas import Copies, own_copies, refuse_differing
+from ..engine.structure import Structure
 from ..errors import ConfigError, RanksDisagreeError, RanksLostError, ResilioError, SaveError
 from ..events import SaveStarted
 from ..ranks import Ranks, portable, raise_first
@@ -22,7 +23,7 @@ from ..types import Mode
 from .ballot import Agreed, Ballot
 from .handle import SaveHandle
 from .saving import Committer, SaveJob, numbers
-from .space import refuse_without_room, worst_case_bytes
+from .space import fixed_bytes, refuse_without_room, value_bytes
 from .tolerance import Tolerance
 
 __all__ = ["Saves"]
@@ -79,6 +80,7 @@ class Saves:
         self._mode = mode
         self._check_replicas = check_replicas
         self._job: SaveJob | None = None  # that of `pending`
+        self._fixed: tuple[Structure, int] | None = None  # bytes that a save of this structure takes beside values
         self.pending: SaveHandle | None = None
         self.latest: SaveHandle | None = None
         self.stored_step: int | None = None
@@ -222,7 +224,9 @@ class Saves:
                 local = self._engine.plan(flat)
                 stand = local.stand
                 copies = own_copies(flat, self._ranks.rank) if self._check_replicas else {}
-                needed_bytes = worst_case_bytes(flat, local, self._ranks.rank)
+                if self._fixed is None or self._fixed[0] is not local.structure:
+                    self._fixed = local.structure, fixed_bytes(local.structure, self._ranks.rank)
+                needed_bytes = self._fixed[1] + value_bytes(flat, local)
                 if self._ranks.coordinator:
                     kept = numbers(metrics or {})
                     attempt = self._committer.begin(step)

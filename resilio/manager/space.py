@@ -8,18 +8,19 @@ import os
 import pickle
 from pathlib import Path
 
+import msgspec
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.serialization import DEFAULT_PROTOCOL
 
 from ..engine.plan import LocalPlan
+from ..engine.structure import Structure
 from ..errors import SaveError
 from ..records.digests import BLOCK_SIZE, DIGEST_SIZE
 from ..records.manifest import ITEMSIZE
-from ..records.values import canonical_bytes
 from ..state.flat import FlatState, rank_prefix
 from ..storage.files import nearest
 
-__all__ = ["refuse_without_room", "unwritable", "worst_case_bytes"]
+__all__ = ["fixed_bytes", "refuse_without_room", "unwritable", "value_bytes", "worst_case_bytes"]
 
 # Measured on states of a thousand tiny tensors and values with long names, and rounded up. Of each item: the zip of
 # `torch.save` 1600 bytes, its line in the manifest 330, in `.metadata` 300.
@@ -40,20 +41,31 @@ def worst_case_bytes(flat: FlatState, local: LocalPlan, rank: int) -> int:
         local: what it plans to write of it.
         rank: this process.
     """
+    return fixed_bytes(local.structure, rank) + value_bytes(flat, local)
+
+
+def fixed_bytes(structure: Structure, rank: int) -> int:
+    """The share of it that is the same for all states of one structure."""
     own = rank_prefix(rank)
     total = _RANK + (_ROOT if rank == 0 else 0)
-    for key, (dtype, shape, _) in local.specs.items():
+    for key, (dtype, shape, _) in structure.specs.items():
         if rank == 0 or key.startswith(own):
             total += math.prod(shape) * ITEMSIZE[dtype]
     total += -(-total // BLOCK_SIZE) * DIGEST_SIZE
-    for item in local.items:
+    for item in structure.items:
         if not (rank == 0 or item.type == WriteItemType.SHARD or item.index.fqn.startswith(own)):
             continue  # rank 0 has it as well
         dims = len(item.tensor_data.size) if item.tensor_data else 0
         total += _ITEM + _NAME * len(item.index.fqn.encode()) + 64 * dims
-    for key, value in local.values.items():
-        total += len(canonical_bytes(value)) + len(pickle.dumps(flat.values[key], protocol=DEFAULT_PROTOCOL))
-    return total + len(canonical_bytes(local.tree))
+    return total + len(msgspec.json.encode(structure.tree))
+
+
+def value_bytes(flat: FlatState, local: LocalPlan) -> int:
+    """The share of values: of them in the manifest, and as plain DCP pickles them."""
+    return sum(
+        len(msgspec.json.encode(value)) + len(pickle.dumps(flat.values[key], protocol=DEFAULT_PROTOCOL))
+        for key, value in local.values.items()
+    )
 
 
 def refuse_without_room(url: str, step: int, needed_bytes: int, free_bytes: int | None) -> None:

@@ -159,7 +159,11 @@ class _Encoder:
         return self._numpy(x, kind, where)
 
     def _items(self, x: Iterable[Any], where: str, depth: int) -> list[Any]:
-        return [self.encode(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(x)]
+        # Numbers by themselves: python's generator has 625, and the place of each would be spelled for nothing.
+        return [
+            item if type(item) is int and item in _INT64 else self.encode(item, f"{where}[{i}]", depth + 1)
+            for i, item in enumerate(x)
+        ]
 
     def _pairs(self, x: Mapping[Any, Any], where: str, depth: int) -> list[Any]:
         pairs = []

@@ -48,6 +48,7 @@ class FlatState:
             `paths`.
         tree: nested dicts, lists and tuples with `Ref` leaves: the state all ranks share.
         local_tree: the same for this rank's own state, below `rank.<r>`.
+        form: that of another capture if nothing but content differs: what tensors and values hold.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -57,6 +58,7 @@ class FlatState:
     ties: dict[str, str] = field(default_factory=dict)
     tree: Any = field(default_factory=dict)
     local_tree: Any = field(default_factory=dict)
+    form: object = field(default_factory=object, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

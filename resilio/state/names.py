@@ -50,7 +50,17 @@ def wrapper_component(module: nn.Module) -> str | None:
 def uses_fsdp1(module: nn.Module) -> bool:
     """Whether an FSDP1 wrapper is anywhere in `module`."""
     component = _WRAPPERS[-1][-1]
-    return any(component in _wrappers_of(type(one)) for one in module.modules())  # type: ignore[arg-type]
+    classes: set[type] = set()
+    seen = {id(module)}
+    left = [module]
+    while left:  # `module.modules()` spells the name of each
+        one = left.pop()
+        classes.add(type(one))
+        for child in one._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                left.append(child)
+    return any(component in _wrappers_of(cls) for cls in classes)
 
 
 @dataclass(frozen=True)

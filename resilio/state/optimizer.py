@@ -162,6 +162,12 @@ def numbered_form(view: OptimizerView, nested: dict[str, Any]) -> dict[str, Any]
     return {**nested, "state": state, "param_groups": groups}
 
 
+def capture_groups(flattener: Flattener, optimizer: Optimizer, path: Path, names: list[list[str]]) -> Any:
+    """Add the groups of an optimizer, whose parameters have these names, at `path`; returns their tree."""
+    groups = zip(optimizer.param_groups, names, strict=True)
+    return flattener.add(path, [{"params": list(known), **_hyper(group)} for group, known in groups])
+
+
 def capture_optimizer(flattener: Flattener, view: OptimizerView, path: Path) -> dict[str, Any]:
     """Add an optimizer's state below `path`; returns its tree."""
     ties: dict[int, str] = {}  # parameters may share a tensor, such as a counter that is advanced in place

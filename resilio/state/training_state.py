@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import CaptureError, ConfigError
+from .again import Seen
 from .extras import PerRank, Replicated
 from .flat import FlatState, Path
 from .fsdp1 import FSDP1View, Original, view_fsdp1
@@ -95,6 +96,7 @@ class TrainingState:
             raise ConfigError("rng is True or False: the generators themselves are global", name="rng")
         self.rng = rng
         self._values: dict[str, Any] = {}
+        self._seen: Seen | None = None  # in the last capture
         known = (model, optimizer, scheduler, dataloader, scaler, ema)
         for name, value in (*zip(_KNOWN, known, strict=True), *extras.items()):
             if value is not None or name not in _KNOWN:
@@ -238,6 +240,16 @@ class TrainingState:
 
         Ranks: local.
         """
+        parts = self.parts()
+        about = rank, world, [(part.path, part.role, type(part.rule)) for part in parts]
+
+        def others(flattener: Flattener) -> Iterator[tuple[bool, Path, Any]]:
+            return self._others(flattener, parts, step, rank, world)
+
+        again = self._seen.capture(parts, others, about) if self._seen is not None and not lent else None
+        if again is not None:
+            return again
+        self._seen = None
         flattener, ties = Flattener(), Ties()
         flat = flattener.flat
         modules = self.view_modules()
@@ -247,7 +259,7 @@ class TrainingState:
             if known:
                 borrow(optimizer, known, _originals(modules))
         tree, local_tree = flat.tree, flat.local_tree
-        for part in self.parts():
+        for part in parts:
             if part.role == "module":
                 kind: Any = "parameter" if part.path[0] == "model" else "other"
                 below, hidden = capture_module(flattener, modules[part.path], part.path, ties, kind)
@@ -256,17 +268,27 @@ class TrainingState:
                     _place(tree, ("buffers_np", *module_path(part.path)), hidden)
             elif part.role == "optimizer":
                 _place(tree, part.path, capture_optimizer(flattener, optimizers[part.path], part.path))
-            else:
-                value = state_of(part.value, part.name) if part.role == "stateful" else part.value
-                if _is_own(part, world):
-                    _place(local_tree, part.path, flattener.add(("rank", str(rank), *part.path), value))
-                else:
-                    # Shared tensors come back shared. Ties are rank 0's, so a state of each rank's own has none.
-                    _place(tree, part.path, flattener.add(part.path, value, ties={}))
-        if self.rng:
-            local_tree["rng"] = flattener.add(("rank", str(rank), "rng"), capture_rng())
-        tree["step"] = flattener.add(("step",), step)
+        for own, path, below in others(flattener):
+            _place(local_tree if own else tree, path, below)
+        self._seen = Seen.of(flat, parts, modules, optimizers, about)
         return flat
+
+    def _others(
+        self, flattener: Flattener, parts: list[Part], step: int, rank: int, world: int
+    ) -> Iterator[tuple[bool, Path, Any]]:
+        """Capture what is neither module nor optimizer: whether it is this rank's own, path and tree of each."""
+        for part in parts:
+            if part.role in ("module", "optimizer"):
+                continue
+            value = state_of(part.value, part.name) if part.role == "stateful" else part.value
+            if _is_own(part, world):
+                yield True, part.path, flattener.add(("rank", str(rank), *part.path), value)
+            else:
+                # Shared tensors come back shared. Ties are rank 0's, so a state of each rank's own has none.
+                yield False, part.path, flattener.add(part.path, value, ties={})
+        if self.rng:
+            yield True, ("rng",), flattener.add(("rank", str(rank), "rng"), capture_rng())
+        yield False, ("step",), flattener.add(("step",), step)
 
 
 def _originals(modules: dict[Path, ModuleView]) -> list[Original]:

@@ -20,12 +20,14 @@ from ..records.values import DEPTH_LIMIT, encode_value
 from .flat import FlatState, Kind, Path, Ref
 from .tensors import refusal
 
-__all__ = ["Flattener", "build", "refs", "state_of", "text_of"]
+__all__ = ["Flattener", "alike", "build", "refs", "state_of", "text_of"]
 
-_IMMUTABLE = (type(None), bool, int, float, str, bytes, complex)
+_IMMUTABLE = frozenset((type(None), bool, int, float, str, bytes, complex))
 
 
 def _has_tensor(value: Any) -> bool:
+    if type(value) in _IMMUTABLE:
+        return False
     if isinstance(value, torch.Tensor):
         return True
     if isinstance(value, Mapping):
@@ -35,6 +37,8 @@ def _has_tensor(value: Any) -> bool:
 
 def _entered(value: list[Any]) -> bool:
     for item in value:
+        if type(item) in _IMMUTABLE:
+            continue
         if isinstance(item, (torch.Tensor, Mapping)) or _has_tensor(item):
             return True
         if isinstance(item, list) and _entered(item):
@@ -176,7 +180,28 @@ def _copied(value: Any, where: str) -> Any:
         CaptureError: of a type that cannot be saved.
     """
     encode_value(value, where)  # refuses by name and path; only types it knows are safe to deepcopy
-    return value if type(value) in _IMMUTABLE else copy.deepcopy(value)
+    if type(value) is list and all(map(_constant, value)):
+        return list(value)
+    return value if _constant(value) else copy.deepcopy(value)
+
+
+def _constant(value: Any) -> bool:
+    """Whether nobody can change it. A copy of 625 numbers in a tuple, as python's generator has, takes long."""
+    kind = type(value)
+    if kind is tuple:
+        return all(map(_constant, value))
+    return kind in _IMMUTABLE
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether trees are equal, in the same order, of the same containers."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Mapping):
+        return list(one) == list(other) and all(map(alike, one.values(), other.values()))
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return bool(one == other)
 
 
 def refs(tree: Any) -> Iterator[str]:
