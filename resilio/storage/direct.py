@@ -29,7 +29,6 @@ LARGE_BYTES = 16 << 20  # files of fewer bytes are not worth the trial
 _EACH = 2  # buffers of one file: one is filled while the other is written
 _FILES = 8  # that have buffers at a time; others are written as small ones are
 _TRIAL_BYTES = 8 << 20
-_TRIALS = 2
 # So many times as long as through the page cache it may take: it leaves the cores to the digests, and to the training.
 _WORTH = 1.5
 _COPY = 64 << 10  # bytes; to copy fewer takes less time than to let go of the GIL
@@ -52,37 +51,35 @@ class Buffers:
     """Aligned memory for a few files at a time; what was given back is taken again. Thread-safe; pickles empty."""
 
     def __init__(self) -> None:
-        # Empty: yet to be made. Single operations of a list need no lock, which a fork could leave locked for ever.
-        self._sets: list[list[mmap.mmap]] = [[] for _ in range(_FILES)]
+        # None: yet to be made. Single operations of a list need no lock, which a fork could leave locked for ever.
+        self._sets: list[mmap.mmap | None] = [None] * _FILES
 
     def __reduce__(self) -> tuple[type[Buffers], tuple[()]]:
         return Buffers, ()
 
-    def take(self) -> list[mmap.mmap]:
-        """Those for one file; none if there are too many files."""
+    def take(self) -> mmap.mmap | None:
+        """Memory for the buffers of one file; None if there are too many files."""
         try:
             found = self._sets.pop()
         except IndexError:
-            return []
-        if not found:
+            return None
+        if found is None:
             try:
-                # Private: a child process must not write into what its parent is about to write out.
-                private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-                found = [mmap.mmap(-1, BUFFER_BYTES, flags=private) for _ in range(_EACH)]
+                found = _memory(_EACH * BUFFER_BYTES)
             except OSError:
-                self._sets.append([])
+                self._sets.append(None)
         return found
 
-    def give_back(self, buffers: list[mmap.mmap]) -> None:
-        """Those that a file is through with."""
-        self._sets.append(buffers)
+    def give_back(self, memory: mmap.mmap) -> None:
+        """What a file is through with."""
+        self._sets.append(memory)
 
     def clear(self) -> None:
         """Let go of all that are not in use."""
         for _ in range(len(self._sets)):
             with suppress(IndexError):
                 self._sets.pop(0)
-                self._sets.append([])
+                self._sets.append(None)
 
 
 class Direct:
@@ -95,14 +92,16 @@ class Direct:
         memory: taken from there.
     """
 
-    def __init__(self, disk: Disk, fd: int, buffers: Buffers, memory: list[mmap.mmap]) -> None:
+    def __init__(self, disk: Disk, fd: int, buffers: Buffers, memory: mmap.mmap) -> None:
         self._disk, self._fd = disk, fd
-        self._buffers, self._memory = buffers, memory
+        self._buffers = buffers
+        self._memory: mmap.mmap | None = memory
         self._empty: SimpleQueue[memoryview] = SimpleQueue()
         self._full: SimpleQueue[memoryview | None] = SimpleQueue()
-        self._filling = memoryview(memory[0])
-        for other in memory[1:]:
-            self._empty.put(memoryview(other))
+        views = [memoryview(memory)[at : at + BUFFER_BYTES] for at in range(0, len(memory), BUFFER_BYTES)]
+        self._filling = views.pop()
+        for view in views:
+            self._empty.put(view)
         self._filled = 0
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
@@ -146,8 +145,8 @@ class Direct:
         try:
             self._wait()
         finally:
-            memory, self._memory = self._memory, []
-            if memory:
+            memory, self._memory = self._memory, None
+            if memory is not None:
                 self._buffers.give_back(memory)
 
     def _hand_over(self) -> None:
@@ -220,6 +219,15 @@ class Direct:
             self._direct = on
 
 
+def _memory(size_bytes: int) -> mmap.mmap:
+    # Private: a child process must not write into what its parent is about to write out.
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError, AttributeError):
+        # A request to the disk takes so many pages, not bytes: with small ones this one wrote half as much a second.
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
 def pays(folder: Path) -> bool:
     """Whether `O_DIRECT` is worth it where `folder` is. Tried once for each device and process; leaves nothing there.
 
@@ -241,24 +249,21 @@ def pays(folder: Path) -> bool:
 
 def _try(folder: Path) -> tuple[float, float]:
     """Seconds for a few MiB, durable, through the page cache and past it."""
-    best = {False: math.inf, True: math.inf}
     if not hasattr(os, "O_TMPFILE"):
         return 0.0, math.inf
-    fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o600)  # a file without a name: gone with its descriptor
-    try:
-        memory = mmap.mmap(-1, _TRIAL_BYTES)
-        memory.write(bytes([1]) * _TRIAL_BYTES)  # nobody may find it empty, and leave it out
-        for _ in range(_TRIALS):
-            for direct in best:
-                os.ftruncate(fd, 0)
-                os.lseek(fd, 0, os.SEEK_SET)
-                DISK.set_direct(fd, direct)
-                start_s = _clock.monotonic_s()
-                view = memoryview(memory)
-                while len(view):
-                    view = view[os.write(fd, view) :]
-                os.fsync(fd)
-                best[direct] = min(best[direct], _clock.monotonic_s() - start_s)
-    finally:
-        os.close(fd)
+    memory = _memory(_TRIAL_BYTES)
+    memory.write(bytes([1]) * _TRIAL_BYTES)  # no pages of zeros, that need not be written
+    best = {False: math.inf, True: math.inf}
+    for direct in (True, False, False, True):
+        fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o600)  # a file without a name: gone with its descriptor
+        try:
+            DISK.set_direct(fd, direct)
+            start_s = _clock.monotonic_s()
+            view = memoryview(memory)
+            while len(view):
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+            best[direct] = min(best[direct], _clock.monotonic_s() - start_s)
+        finally:
+            os.close(fd)
     return best[False], best[True]

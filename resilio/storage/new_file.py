@@ -27,8 +27,8 @@ class NewFile:
         self, disk: Disk, fd: int, errors: Callable[[str], AbstractContextManager[None]], direct: Buffers | None
     ) -> None:
         self._disk, self._fd, self._errors = disk, fd, errors
-        memory = direct.take() if direct is not None else []
-        self._direct = Direct(disk, fd, direct, memory) if direct is not None and memory else None
+        memory = direct.take() if direct is not None else None
+        self._direct = Direct(disk, fd, direct, memory) if direct is not None and memory is not None else None
         self.modified_s = 0.0
 
     def write(self, data: Buffer) -> int:
