@@ -43,7 +43,7 @@ FIGURES: dict[str, Goal] = {
     "save_vs_torch_checkpointing": Goal("save: torch_checkpointing / ours", 2),
     "integrity_cost": Goal("durable save: with fingerprints / without; digests are always on", 1.10, at_most=True),
     "restore_warm_vs_dcp": Goal("restore from page cache: dcp.load / ours, digests checked", 5),
-    "restore_vs_preadv": Goal("restore from page cache: best preadv in place / ours", 0.5),
+    "restore_vs_preadv": Goal("from page cache, unchecked in place: best preadv / our reader", 0.5),
     "restore_vs_torch_checkpointing": Goal("restore from page cache: torch_checkpointing / ours", 5),
     "restore_cold_vs_dcp": Goal("restore, page cache dropped: dcp.load / ours", 1.5),
     "restore_1to4_vs_dcp": Goal("4 ranks restore what 1 saved: dcp.load / ours", 5),

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-__all__ = ["LAYERS", "Job", "local"]
+__all__ = ["LAYERS", "SPOILT", "Job", "local"]
 
 LAYERS, _WIDTH, _VOCAB, _CONTEXT = 12, 768, 50257, 1024  # GPT-2 124M
+SPOILT = -1.0
 _BYTES_EACH = 12  # fp32: parameter and two moments
 
 
@@ -98,7 +99,7 @@ class Job:
     def scramble(self) -> None:
         """Spoil one element of every tensor, so that a load that does nothing shows."""
         for tensor in self.tensors():
-            _first(tensor).fill_(-1.0)
+            _first(tensor).fill_(SPOILT)
 
     def check(self) -> None:
         """Pass if what `scramble` spoilt is back."""
