@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+from resilio import keep_all
+
 from .contenders import Contender, Dcp, Resilio, TorchSave, quiet
 from .figures import Figure, paired
 from .limits import THREADS, Limits
@@ -28,8 +30,8 @@ def measure(_rank: int, _world: int, options: Options, folder: Path) -> list[Fig
     missing = absent()
     limits = Limits(job.size_bytes, _made(folder / "limits"))
     contenders: list[Contender] = [
-        Resilio(job, folder),
-        Resilio(job, folder, _BARE, fingerprints=False),
+        Resilio(job, folder, keep=keep_all()),
+        Resilio(job, folder, _BARE, fingerprints=False, keep=keep_all()),
         *(Dcp(job, folder, threads) for threads in THREADS),
         TorchSave(job, folder),
     ]
@@ -46,9 +48,11 @@ def measure(_rank: int, _world: int, options: Options, folder: Path) -> list[Fig
         if not contender.durable:
             # Also, what it left in memory would be written during the next contender's time.
             times.time(f"{contender.name}: fsync", partial(make_durable, contender))
+        # Nobody's time to delete an older checkpoint counts; it is long where the filesystem discards what it frees.
         if isinstance(contender, Resilio):
-            return
-        if contender.checkpoint.is_dir():
+            for path in contender.folder.glob("step-*/*.distcp"):
+                path.unlink()
+        elif contender.checkpoint.is_dir():
             shutil.rmtree(contender.checkpoint)
         else:
             contender.checkpoint.unlink()
