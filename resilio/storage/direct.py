@@ -31,6 +31,8 @@ _FILES = 8  # that have buffers at a time; others are written as small ones are
 _TRIAL_BYTES = 8 << 20
 # So many times as long as through the page cache it may take: it leaves the cores to the digests, and to the training.
 _WORTH = 1.5
+# What a filesystem or a kernel answers that does not know `O_DIRECT`, or files without a name.
+_UNKNOWN = (errno.EINVAL, errno.EOPNOTSUPP, errno.EISDIR, errno.ENOSYS)
 _COPY = 64 << 10  # bytes; to copy fewer takes less time than to let go of the GIL
 
 _log = logging.getLogger("resilio")
@@ -237,14 +239,18 @@ def pays(folder: Path) -> bool:
         device = folder.stat().st_dev
         with _trying:
             if device not in _verdicts:
-                _verdicts[device] = False  # unless we come through
-                through, past = _try(folder)
+                try:
+                    through, past = _try(folder)
+                except OSError as error:
+                    if error.errno not in _UNKNOWN:
+                        raise  # says nothing about the device, such as a full disk
+                    through, past = 0.0, math.inf
                 _verdicts[device] = past <= _WORTH * through
                 _log.debug("O_DIRECT: device=%d through_s=%.4f past_s=%.4f", device, through, past)
+            return _verdicts[device]
     except OSError as error:
-        _log.debug("O_DIRECT refused: %s", error)
+        _log.debug("O_DIRECT was not tried: %s", error)
         return False
-    return _verdicts[device]
 
 
 def _try(folder: Path) -> tuple[float, float]:
