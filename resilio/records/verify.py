@@ -146,7 +146,7 @@ class _Verifier:
         self.digests: dict[str, bytes] = {}  # only those that are whole themselves
         # Of a local disk the kernel reads ahead: a thread pays where it compares as well, and does so in C.
         local = storage.capabilities.local_path is not None
-        cores = min(len(os.sched_getaffinity(0)), _LOCAL_THREADS)
+        cores = min(os.cpu_count() or 1, _LOCAL_THREADS)
         self.threads = (cores if cores > 1 else 0) if local else readers(storage.capabilities.concurrency)
         self.limit = _LOCAL_UNIT if local else UNIT_LIMIT
         largest = max((one.size_bytes for one in manifest.objects.values()), default=0)
