@@ -7,6 +7,8 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Literal
 
 from ..errors import FormatError, IntegrityError, NewerFormatError, NoCheckpointError, NotFoundError
@@ -24,8 +26,11 @@ __all__ = ["Verification", "examine_checkpoint", "verify_checkpoint"]
 
 _LOCAL_THREADS = 4  # more gain nothing where the memory is the limit
 _LOCAL_UNIT = 64 * BLOCK_SIZE  # the fastest of 1, 2, 4 and 8 MiB
+_LOCAL_RUN = 8  # units that a thread takes at a time: to hand over each of them costs as much as to compare it
 
 Progress = Callable[[int, int], None]
+_Kept = Callable[[Unit, memoryview], Iterable[memoryview]]
+_Bad = tuple[str, int, list[int]]  # tensor, where its piece begins, blocks
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,7 @@ class _Verifier:
         cores = min(os.cpu_count() or 1, _LOCAL_THREADS)
         self.threads = (cores if cores > 1 else 0) if local else readers(storage.capabilities.concurrency)
         self.limit = _LOCAL_UNIT if local else UNIT_LIMIT
+        self.at_a_time = _LOCAL_RUN if local else 1
         largest = max((one.size_bytes for one in manifest.objects.values()), default=0)
         self.buffer_bytes = max([min(largest, self.limit), *(unit.end - unit.start for unit in chosen or ())])
         # Used over and over, the last one first: fresh memory costs more than reading into it, cold memory too.
@@ -193,15 +199,14 @@ class _Verifier:
         digester = digester_for(expected, key)
         bad: dict[tuple[str, int], list[int]] = {}  # (tensor, where its piece begins) -> blocks
         try:
-            for unit, buffer, found in in_order(units, self._look, self.threads):
-                if whole:
-                    for chunk in _outside(unit, buffer) if rest else (buffer[: unit.end - unit.start],):
-                        digester.update(chunk)
-                self.buffers.append(buffer)
-                self.judged += sum(part.size_bytes for part in unit.parts if part.placed.digests_key in self.digests)
+            look = partial(self._look, _outside if rest else _all) if whole else partial(self._look, None)
+            for run, between, found in in_order(_runs(units, self.at_a_time), look, self.threads):
+                digester.update(between)
+                parts = (part for unit in run for part in unit.parts)
+                self.judged += sum(part.size_bytes for part in parts if part.placed.digests_key in self.digests)
                 for name, at, blocks in found:
                     bad.setdefault((name, at), []).extend(blocks)
-                self._advance(unit.end - unit.start)
+                self._advance(sum(unit.end - unit.start for unit in run))
         except (IntegrityError, NotFoundError) as error:
             yield Damage(key, f"changed while it was read: {error}")
             return
@@ -214,15 +219,23 @@ class _Verifier:
             what = f"{subject} is {digester.text()}, saved was {expected}"
             yield Damage(key, what + ("; the difference lies outside of all tensors" if known and not rest else ""))
 
-    def _look(self, unit: Unit) -> tuple[Unit, memoryview, list[tuple[str, int, list[int]]]]:
+    def _look(self, kept: _Kept | None, run: list[Unit]) -> tuple[list[Unit], bytes, list[_Bad]]:
+        """Read units and compare; `kept` of their bytes are returned as well."""
         try:
             buffer = self.buffers.pop()
         except IndexError:
             buffer = memoryview(bytearray(self.buffer_bytes))
-        self.storage.read_into(unit.key, [(unit.start, buffer[: unit.end - unit.start])])
-        return unit, buffer, list(self._compare(unit, buffer))
+        between: list[bytes] = []
+        found: list[_Bad] = []
+        for unit in run:
+            self.storage.read_into(unit.key, [(unit.start, buffer[: unit.end - unit.start])])
+            if kept is not None:
+                between.append(b"".join(kept(unit, buffer)))
+            found += self._compare(unit, buffer)
+        self.buffers.append(buffer)
+        return run, b"".join(between), found
 
-    def _compare(self, unit: Unit, buffer: memoryview) -> Iterator[tuple[str, int, list[int]]]:
+    def _compare(self, unit: Unit, buffer: memoryview) -> Iterator[_Bad]:
         """Tensor, where its piece begins, and which of its blocks are bad."""
         for part in unit.parts:
             known = self.digests.get(part.placed.digests_key)
@@ -236,6 +249,16 @@ class _Verifier:
     def _advance(self, size_bytes: int) -> None:
         self.done += size_bytes
         self.progress(self.done, self.total)
+
+
+def _runs(units: Iterable[Unit], length: int) -> Iterator[list[Unit]]:
+    left = iter(units)
+    while run := list(islice(left, length)):
+        yield run
+
+
+def _all(unit: Unit, buffer: memoryview) -> Iterator[memoryview]:
+    yield buffer[: unit.end - unit.start]
 
 
 def _outside(unit: Unit, buffer: memoryview) -> Iterator[memoryview]:

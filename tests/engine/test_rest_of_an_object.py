@@ -8,16 +8,24 @@ import pytest
 import torch
 
 from resilio import CheckpointManager
+from resilio.records import verify
 from resilio.records.catalog import discover
-from resilio.records.digests import digest_of
+from resilio.records.digests import BLOCK_SIZE, digest_of
 from resilio.records.manifest import load_manifest
 from resilio.records.verify import verify_checkpoint
 from resilio.storage.local import LocalStorage
 
 
+@pytest.mark.parametrize("in_small_parts", [False, True], ids=["at once", "in small parts"])
 @pytest.mark.parametrize("digest", ["xxh3_128", "crc32", "sha256"])
-def test_a_save_notes_it_and_damage_anywhere_is_found(tmp_path: Path, digest: str) -> None:
-    """Twice the same tensor, a large value, and one that stays small: all ways that bytes take through the writer."""
+def test_a_save_notes_it_and_damage_anywhere_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digest: str, in_small_parts: bool
+) -> None:
+    """Twice the same tensor, a large value, and one that stays small: all ways that bytes take through the writer. And
+    all ways that they are read: several units at a time, several times, by several threads."""
+    if in_small_parts:
+        monkeypatch.setattr(verify, "_LOCAL_UNIT", BLOCK_SIZE)
+        monkeypatch.setattr(verify, "_LOCAL_RUN", 3)
     twin = torch.arange(70_000.0)
     state = {"mine": {"one": twin, "two": twin.clone(), "large": "x" * 600_000, "small": [1], "no": torch.empty(0)}}
     with CheckpointManager(tmp_path, state, mode="sync", digest=digest) as ckpt:
