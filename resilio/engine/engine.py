@@ -147,6 +147,7 @@ class Engine:
         writer = AttemptWriter(
             *(self._storage, attempt, local, ranks.rank, self._digest, self._fingerprints, wrote),
             alone=agreed is not None,
+            background=background,
         )
         planner = Planner(local, ranks.rank, ranks.world, attempt, staged, agreed)
         state = {**flat.tensors, **flat.values}

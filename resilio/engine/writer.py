@@ -24,6 +24,7 @@ from .data_object import Task, Written, write_object
 from .health import NOT_COUNTED, Health
 from .parallel import in_parallel
 from .plan import LocalPlan, size_bytes, spread
+from .priority import give_way
 from .trained import UNKNOWN, Trained
 
 __all__ = ["AttemptWriter", "Root"]
@@ -33,6 +34,7 @@ _PART = MetadataIndex("\0resilio")
 # Of one rank: more gain nothing (measured with buffered writes that end with an fsync: 1.9, 2.6, 3.1 GiB/s at 1, 2, 4).
 _OBJECTS = 4
 _WORTH_ONE = 32 << 20  # bytes; for fewer another object costs more than it saves
+_IN_THE_WAY = 32 << 20  # bytes; fewer are written before a training loop would notice
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class AttemptWriter(StorageWriter):
         arrive: called with what went wrong here, or None, and what was written: raises on all ranks if one is missing
             or has failed.
         alone: whether DCP gathers nothing: then rank 0 hands all ranks' results to `gather`.
+        background: whether a thread of its own writes, beside training.
 
     Attributes:
         root: on rank 0, what all ranks have written, once they have.
@@ -85,8 +88,10 @@ class AttemptWriter(StorageWriter):
         arrive: Callable[[BaseException | None, list[WriteResult]], None],
         *,
         alone: bool = False,
+        background: bool = False,
     ) -> None:
         super().__init__()
+        self._background = background
         self._storage = storage
         self._attempt = attempt
         self._local = local
@@ -169,6 +174,8 @@ class AttemptWriter(StorageWriter):
 
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         failpoints.hit("save.data_open", self._rank)
+        if self._background and sum(map(size_bytes, plan.items)) >= _IN_THE_WAY:
+            give_way()
         tensors, tasks = self._tasks(plan)
 
         def writing(task: Task) -> Callable[[Callable[[], None]], Written]:

@@ -49,7 +49,7 @@ def test_an_unknown_figure_is_refused_and_the_known_ones_are_named():
     assert "hold_overlap" in done.stderr
 
 
-@pytest.mark.parametrize("figure", ["loop_overhead"])
+@pytest.mark.parametrize("figure", ["manifest"])
 def test_the_table_shows_the_figure_and_the_machine(figure: str, tmp_path: Path):
     done = run(*TINY, "--dir", str(tmp_path), "--only", figure)
     assert done.returncode == 0, done.stderr
