@@ -65,7 +65,6 @@ class Structure:
     tree_hash: str
     _facts: Any
     _trees: tuple[Any, Any]
-    _form: object
 
     @classmethod
     def of(cls, flat: FlatState, rank: int) -> Structure:
@@ -115,13 +114,10 @@ class Structure:
             tree_hash=hash_of(canonical_bytes(tree)),
             _facts=_facts(flat),
             _trees=(flat.tree, flat.local_tree),
-            _form=flat.form,
         )
 
     def fits(self, flat: FlatState) -> bool:
         """Whether `flat` of the same rank has this structure."""
-        if flat.form is self._form:
-            return True
         same = alike(flat.tree, self._trees[0]) and alike(flat.local_tree, self._trees[1])
         return same and _facts(flat) == self._facts
 

@@ -174,9 +174,9 @@ class AttemptWriter(StorageWriter):
 
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         failpoints.hit("save.data_open", self._rank)
-        if self._background and sum(map(size_bytes, plan.items)) >= _IN_THE_WAY:
-            give_way()
         tensors, tasks = self._tasks(plan)
+        if self._background and sum(task.size_bytes for task in tasks) >= _IN_THE_WAY:
+            give_way()
 
         def writing(task: Task) -> Callable[[Callable[[], None]], Written]:
             key = keys.attempt_key(self._attempt, task.name)

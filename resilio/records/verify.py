@@ -199,7 +199,7 @@ class _Verifier:
         digester = digester_for(expected, key)
         bad: dict[tuple[str, int], list[int]] = {}  # (tensor, where its piece begins) -> blocks
         try:
-            look = partial(self._look, _outside if rest else _all) if whole else partial(self._look, None)
+            look = partial(self._look, (_outside if rest else _all) if whole else None)
             for run, between, found in in_order(_runs(units, self.at_a_time), look, self.threads):
                 digester.update(between)
                 parts = (part for unit in run for part in unit.parts)
