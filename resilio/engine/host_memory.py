@@ -49,7 +49,7 @@ def lacks(needed_bytes: int) -> bool:
         return False
     processes = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun says it
     available = available_bytes()
-    return available is not None and needed_bytes * int(processes if processes.isdigit() else 1) > available
+    return available is not None and needed_bytes * int(processes if processes.isdecimal() else 1) > available
 
 
 def _fields(path: Path) -> dict[str, int]:

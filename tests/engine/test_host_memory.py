@@ -71,3 +71,10 @@ def test_a_synchronous_save_needs_none(tmp_path: Path, monkeypatch: Any) -> None
     monkeypatch.setattr(host_memory, "available_bytes", lambda: 7)
     with CheckpointManager(tmp_path, {"table": torch.zeros(5 << 20)}, mode="sync") as ckpt:
         ckpt.save(1)
+
+
+def test_a_number_of_processes_that_is_none_keeps_no_rank_from_the_others(monkeypatch):
+    """What is raised here is raised on one rank, while the others wait for it."""
+    for said in ("²", "", "two", "-1"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", said)
+        assert host_memory.lacks(host_memory.WORTH_ASKING) in (True, False)
